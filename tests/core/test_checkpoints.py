@@ -66,6 +66,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     [
         (['{"step": 1}', '{"step": 2, "lo', '{"step": 3}'], "metrics.jsonl: no metrics of a run"),
         (['{"step": 1}', '{"loss": 1}', '{"step": 3}'], "metrics.jsonl: 2 of the 3 steps logged"),
+        ([f'{{"step": {step}}}' for step in (1, 2, 3, 3)], "3 of the 3 .* in 4 lines, not each"),
         (["[1]"], "metrics.jsonl: no metrics of a run"),
         ([], "metrics.jsonl: 0 of the 3 steps logged before the last checkpoint"),
     ],

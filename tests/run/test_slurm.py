@@ -242,7 +242,7 @@ def test_a_job_that_comes_back_and_gets_no_further_is_given_up(
     assert after(3) is None
     assert after(4, "of-another-run") is None
     for step in (4, 9, 9, 9, 9):
-        note_resumed(run_dir, from_step=step)
+        note_resumed(run_dir, from_step=step, num_gpus=4, at=None)
     assert after(5) is None  # two of them went on from further steps
     assert after(6) == (
         "SLURM job 5 came back 6 times, 4 of them without a further step that was saved (the last: "

@@ -22,6 +22,7 @@ from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
 from fp8study.core.files import write_whole
+from fp8study.core.record_shape import SHAPE, check_shape, logged_steps
 from fp8study.core.records import RESULTS, read_metrics, read_record, set_aside
 
 #: Below a run's folder.
@@ -207,12 +208,12 @@ def cut_metrics(run_dir: Path, step: int, log_every: int = 1) -> None:
         path.unlink(missing_ok=True)
         return
     kept = [row for row in read_metrics(run_dir) if (row.get("step") or step + 1) <= step]
-    logged = [*range(log_every, step + 1, log_every)]
-    if [row["step"] for row in kept] not in (logged, [*logged, step]):  # a run's last one, too
+    logged, or_over = (logged_steps(step, log_every, is_over) for is_over in (False, True))
+    if (found := [row["step"] for row in kept]) not in (logged, or_over):
         raise UserError(
-            f"{path}: {len(kept)} of the {len(logged)} steps logged before the last checkpoint are "
-            "there, each once and in order; bring the file back, or move the run away and do it "
-            "again"
+            f"{path}: {len({*logged} & {*found})} of the {len(logged)} steps logged before the "
+            f"last checkpoint are in {len(found)} lines, not each once and in order; bring the "
+            "file back, or move the run away and do it again"
         )
     write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
@@ -232,8 +233,10 @@ def times_resumed(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / FOLDER / _RESUMED
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [{"from_step": int(each["from_step"]), **each} for each in map(json.loads, lines)]
-    except (ValueError, TypeError, KeyError) as error:
+        times = [json.loads(line) for line in lines]
+        check_shape(times, SHAPE["results"]["resumed"], _RESUMED)
+        return times
+    except (ValueError, UserError) as error:
         raise UserError(
             f"{path}: not the times that a run went on ({one_line(error)}); take that file away"
         ) from error

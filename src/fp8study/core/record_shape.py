@@ -294,14 +294,18 @@ def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
             raise UserError(f"{name}: a value is no {kind}")
 
 
+def logged_steps(steps: int, every: int, is_over: bool) -> list[int]:
+    """Return which of a run's first steps are logged; once it `is_over`, the last one is."""
+    logged = [*range(every, steps + 1, every)]
+    return [*logged, steps] if is_over and steps % every else logged
+
+
 def check_whole(record: Any, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
     """Refuse metrics that are not the steps of their run: its curve would be another's, unseen."""
     steps, every = record.results.get("steps_completed"), record.config.get("log_every") or 1
     if record.status not in ("completed", "diverged") or steps is None:
         return
-    logged = [*range(every, steps + 1, every)]
-    if record.status == "completed" and steps % every:
-        logged.append(steps)
+    logged = logged_steps(steps, every, is_over=record.status == "completed")
     found = [line.get("step") for line in lines]
     if found != logged:
         raise UserError(

@@ -25,7 +25,6 @@ from fp8study.analysis.laws.account import (
 from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.communication import (
-    GPUS_PER_NODE,
     exposed_ms,
     num_nodes_for,
     received,
@@ -38,7 +37,7 @@ from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
-from fp8study.core.hardware import find_peak
+from fp8study.core.hardware import GPUS_PER_NODE, find_peak
 
 #: The questions of `scale_table`: model and GPUs.
 ASKED = (("llama-3.1-70b", 64), ("llama-3.1-405b", 512))

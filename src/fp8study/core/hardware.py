@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from fp8study.core.errors import UserError, nearest
 
+#: As in an HGX or DGX box.
+GPUS_PER_NODE = 8
+
 
 @dataclass(frozen=True)
 class GpuPeak:
@@ -25,7 +28,7 @@ class GpuPeak:
     """What it receives from the others of its box at most: by NVLink, or by PCIe where that does
     not join them all, since bridges join two or four and a ring is as fast as its slowest link."""
     source: str
-    gpus_per_node: int = 8
+    gpus_per_node: int = GPUS_PER_NODE
     """In one server, as most are sold."""
     nvlink_gpus: int = 0
     """Of several servers, that NVLink joins as it joins those of one; 0: none."""

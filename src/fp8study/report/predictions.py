@@ -20,11 +20,12 @@ from fp8study.analysis.laws.account import (
     OTHER_GPU,
 )
 from fp8study.analysis.laws.cells import Cell, cells_of
-from fp8study.analysis.laws.communication import GPUS_PER_NODE, NETWORK
+from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import together
 from fp8study.analysis.scale import check_means
+from fp8study.core.hardware import GPUS_PER_NODE
 from fp8study.core.records import StoredRun
 from fp8study.report import figures
 from fp8study.report.plotstyle import GREY, add_legend, colour, mark, message_figure, panels

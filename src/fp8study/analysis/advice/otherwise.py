@@ -107,7 +107,7 @@ class Otherwise:
     def _lead(self, each: Changed) -> Change:
         found = self._change(each, {"network": "--network {}"})
         if "network" not in each[0]:
-            return replace(found, then=self.ask(each[1]).chosen.lead_pct or found.then)
+            return replace(found, then=self.ask(each[1]).verdict.lead_pct)
         way = fastest(each[1], self.shape, self.law)
         return self.case.by_law.around(found, way, is_lead=True)
 

@@ -103,7 +103,7 @@ def question_for(
         lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
         lambda: _check_tokens(tokens),
         lambda: _check_names(others or {}),
-        lambda: network_at(network, gpus_per_node),
+        lambda: network_at(network),
     )
     joins = joins.of(peak, gpus_per_node)
     values = {

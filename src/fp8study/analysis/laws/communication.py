@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
-from fp8study.core.hardware import GpuPeak
+from fp8study.core.hardware import GPUS_PER_NODE, GpuPeak
 
-#: As in an HGX or DGX box.
-GPUS_PER_NODE = 8
 #: GPUs that a node may have; powers of two, which more GPUs by twos fill.
 _OF_A_NODE = (1, 2, 4, 8, 16)
 #: Gb/s of a GPU from other nodes, as networks have them.
@@ -61,7 +59,16 @@ class Network:
         return replace(self, gb_per_s=_USED * gbit_per_s, is_assumed=False)
 
     def of(self, gpu: GpuPeak, gpus_per_node: int | None = None) -> Network:
-        """Return it between nodes of so many of these GPUs; None: as they are sold."""
+        """Return it between nodes of so many of these GPUs; None: as they are sold.
+
+        Raises:
+            UserError: No node has so many.
+        """
+        if gpus_per_node not in (None, *_OF_A_NODE):
+            raise UserError(
+                f"--gpus-per-node: {gpus_per_node} is none of {', '.join(map(str, _OF_A_NODE))}; "
+                "give one of them"
+            )
         number = gpus_per_node or gpu.gpus_per_node
         return replace(self, gpus_per_node=number, nvlink_gpus=gpu.nvlink_gpus)
 
@@ -80,11 +87,11 @@ class Network:
 NETWORK = Network()
 
 
-def network_at(gbit_per_s: float | None, gpus_per_node: int | None) -> Network:
+def network_at(gbit_per_s: float | None) -> Network:
     """Return what joins nodes at a rate that a user gives; None: as `NETWORK`.
 
     Raises:
-        UserError: No network has that rate, or no node so many GPUs.
+        UserError: No network has that rate.
     """
     least, most = _GBIT_PER_S
     if gbit_per_s is not None and not least <= gbit_per_s <= most:  # nor what is no number
@@ -92,9 +99,6 @@ def network_at(gbit_per_s: float | None, gpus_per_node: int | None) -> Network:
             f"--network: {gbit_per_s:g} is outside {least} to {most}; give the Gb/s that each GPU "
             f"has from other nodes, as {NETWORK.gbit_per_s:g}"
         )
-    if gpus_per_node not in (None, *_OF_A_NODE):
-        known = ", ".join(map(str, _OF_A_NODE))
-        raise UserError(f"--gpus-per-node: {gpus_per_node} is none of {known}; give one of them")
     return NETWORK.at(gbit_per_s) if gbit_per_s else NETWORK
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import MEMORY_PCT
-from fp8study.analysis.laws.communication import GPUS_PER_NODE, num_nodes_for
+from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.room import fits, has_room, largest_batch_of, largest_step, with_batch
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
+from fp8study.core.hardware import GPUS_PER_NODE
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD, is_sharded
 from fp8study.core.recipes import RECIPES
 

@@ -161,7 +161,8 @@ def four_arms_equal(tables: Tables, claim: Claim) -> Finding:
     gaps, passes = with_pairs(tables.gaps), pass_table(tables.metrics, tables.runs)
     asked = (gaps["sequence_length"] == 4096) | (gaps["epochs"] <= 1)
     usual = ~gaps["study"].str.startswith(FAILURE_STUDIES)
-    gaps = gaps[asked & usual & (gaps["num_gpus"] == 1)]
+    named = gaps["precision"].isin(["fp8_tensorwise", "fp8_rowwise"])
+    gaps = gaps[asked & usual & named & (gaps["num_gpus"] == 1)]
     gaps = gaps[gaps.groupby(["machine", "study"])["precision"].transform("nunique") > 1]
     first = passes[(passes["passes"] == 1) & passes["arm_key"].isin(gaps["arm_key"])]
     same, again = first["verdict"] == "equivalent", ""

@@ -104,7 +104,11 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         ", ".join(f"{name} {per_cent(recipes.loc[each, models[name]])}" for name in
                   ("1B", "3B", "8B")) for each in ("fp8_rowwise", "fp8_tensorwise")
     )  # fmt: skip
+    blocks = one(beside[beside["studies"].eq("document-a-blocks")], num_pairs=3)
+    assert (blocks["model"], blocks["num_gpus"]) == ("llama-3.2-1b", 1)
     return [
+        f"the 1B is at {per_cent(blocks['lead_pct'])} (95 % CI {ends(blocks)}; one H200,",
+        f"three blocks are {blocks['lead_high_pct'] - blocks['lead_low_pct']:.1f} points apart",
         f"Rowwise, at 4,096: {by_row}, where tensorwise has {by_tensor} in the same blocks",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         "At batch 1 the host is late: by kernel FP8 gives a 1B "

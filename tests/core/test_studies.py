@@ -181,6 +181,9 @@ def test_unknown_study_is_refused_with_the_nearest_name(checkout: Path) -> None:
         load_study("smok")
     with pytest.raises(UserError, match=r"^STUDY: 'other' is no study; choose one of quick, smoke"):
         load_study("other")
+    write_study(checkout, "a{b}")
+    with pytest.raises(UserError, match=r"^STUDY: 'a\{b\}' cannot be run with braces .*; rename '"):
+        load_study("a{b}")
 
 
 def test_invalid_override_is_refused(checkout: Path) -> None:

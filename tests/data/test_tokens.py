@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
-from fp8study.data.corpus import SEPARATOR, check_corpus_name, load_corpus
+from fp8study.data.corpus import SEPARATOR, check_corpus, load_corpus
 from fp8study.data.stories import stories
 from fp8study.data.tokens import (
     PIECE_CHARS,
@@ -94,8 +95,28 @@ def test_hash_of_a_corpus_depends_on_where_documents_end(tmp_path: Path) -> None
 )
 def test_unknown_corpus_is_refused_before_it_is_read(name: str, words: str) -> None:
     with pytest.raises(UserError, match=r"^corpus: ") as caught:
-        check_corpus_name(name)
+        check_corpus(name)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"caf\xe9 " * 9, "as UTF-8 ('utf-8' codec can't decode"),
+        (b"seven..", "has 7 bytes, so fewer tokens than the 8 of a step; give a longer text"),
+        ("ä".encode() * 2**20, None),  # the first bytes may end within a letter
+    ],
+)
+def test_text_that_no_step_could_read_is_refused(
+    tmp_path: Path, content: bytes, words: str | None
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"." * (words is None) + content)
+    if words is None:
+        return check_corpus(f"text:{path}", 8)
+    with pytest.raises(UserError, match=f"^corpus: .*{re.escape(words)}"):
+        check_corpus(f"text:{path}", 8)
 
 
 @pytest.mark.parametrize(

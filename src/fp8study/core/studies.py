@@ -175,6 +175,8 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         close = nearest(Path(name).stem, names, 0.6)  # of a path to its file as well
         those = f"a file of '{studies_dir()}'" if close else "one of " + ", ".join(names)
         raise UserError(f"STUDY: '{name}' is no study{close}; choose {those}")
+    if {*"{}"} & {*name}:  # Snakemake's wildcards
+        raise UserError(f"STUDY: '{name}' cannot be run with braces in its name; rename '{path}'")
     check_names(overrides or {}, "--set")
     return expanded(name, read_study(path), str(path), overrides)
 

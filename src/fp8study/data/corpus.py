@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ REMEMBERS = "from the second time on a training loss also shows what the model r
 _NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
 #: Of a text: no tokenizer here makes longer tokens on average.
 _BYTES_PER_TOKEN = 5
+#: Of a text, read before anything starts: enough to see that it is no UTF-8.
+_FIRST_BYTES = 2**20
 
 KINDS = ("tinystories", "text:PATH", "synthetic")
 
@@ -42,11 +46,16 @@ class Corpus:
     """Over the documents' UTF-8, each followed by the separator."""
 
 
-def check_corpus_name(corpus: str) -> None:
+def check_corpus(corpus: str, num_tokens: int = 1) -> None:
     """Refuse a corpus that cannot be read, before anything expensive starts.
 
+    Args:
+        corpus: As the configuration names it.
+        num_tokens: What one step takes of it.
+
     Raises:
-        UserError: The kind is unknown, or the file is missing or empty.
+        UserError: The kind is unknown; the file is missing, not readable, no UTF-8 at its start,
+            or has fewer bytes than a step has tokens.
     """
     if corpus in ("tinystories", "synthetic"):
         return
@@ -60,19 +69,37 @@ def check_corpus_name(corpus: str) -> None:
         wrong = f"'{path if named else corpus}' is no file"
         wrong = wrong if path.exists() else f"there is no file '{path}'"
         raise UserError(f"corpus: {wrong}; set corpus=text:PATH of a UTF-8 file of yours")
-    if path.stat().st_size == 0:
+    if (size := path.stat().st_size) == 0:
         raise UserError(f"corpus: '{path}' is empty; it needs stories separated by {SEPARATOR}")
+    try:
+        with path.open("rb") as file:
+            codecs.getincrementaldecoder("utf-8")().decode(file.read(_FIRST_BYTES))
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+    if size < num_tokens:  # a token is a byte at least
+        raise UserError(
+            f"corpus: '{path}' has {size:,} bytes, so fewer tokens than the {num_tokens:,} of a "
+            "step; give a longer text, or lower sequence_length, micro_batch_size or "
+            "gradient_accumulation_steps"
+        )
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"corpus: cannot read '{path}' as UTF-8 ({one_line(error)}); save it as UTF-8, and "
+        "give yourself access"
+    )
 
 
 def fewest_tokens(corpus: str) -> int:
     """Return roughly how many tokens a corpus has at least, without tokenising it.
 
     Raises:
-        UserError: As `check_corpus_name`.
+        UserError: As `check_corpus`.
     """
-    check_corpus_name(corpus)
+    check_corpus(corpus)
     path = Path(corpus.removeprefix("text:"))
-    return _NUM_TOKENS.get(corpus) or path.stat().st_size // _BYTES_PER_TOKEN
+    return _NUM_TOKENS.get(corpus) or math.ceil(path.stat().st_size / _BYTES_PER_TOKEN)
 
 
 def load_corpus(corpus: str) -> Corpus:
@@ -81,7 +108,7 @@ def load_corpus(corpus: str) -> Corpus:
     Raises:
         UserError: It is unknown, missing, empty, not UTF-8, or the hub cannot be reached.
     """
-    check_corpus_name(corpus)
+    check_corpus(corpus)
     if corpus == "synthetic":
         name, documents = corpus, list(stories(SYNTHETIC_SEED, SYNTHETIC_STORIES))
     elif corpus == "tinystories":
@@ -91,10 +118,7 @@ def load_corpus(corpus: str) -> Corpus:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"corpus: cannot read '{path}' as UTF-8 ({one_line(error)}); save it as UTF-8, and "
-                "give yourself access"
-            ) from error
+            raise _unreadable(path, error) from error
         parts = map(str.strip, text.split(SEPARATOR))
         name, documents = f"text:{path.name}", list(filter(_is_text, parts))
         if not documents:

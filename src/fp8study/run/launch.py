@@ -35,7 +35,7 @@ from fp8study.core.records import (
 )
 from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
-from fp8study.data.corpus import check_corpus_name
+from fp8study.data.corpus import check_corpus
 from fp8study.run.children import end, ending_after, killed, stoppable, telling_line
 from fp8study.run.gpu_lease import CLAIM, claimed, held_by_others
 from fp8study.run.job import PROGRESS, Job, Outcome
@@ -75,7 +75,7 @@ def check_possible(config: RunConfig, machine: Machine) -> None:
         UserError: The model's name or the corpus is wrong, or the machine cannot do it.
     """
     check_model(config)
-    check_corpus_name(config.corpus)
+    check_corpus(config.corpus, config.tokens_per_step)
     machine.check(config)
 
 

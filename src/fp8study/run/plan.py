@@ -16,7 +16,7 @@ from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
 from fp8study.core.words import count
-from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus_name, fewest_tokens
+from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
 from fp8study.run.defaults import better_than_asked
@@ -74,7 +74,7 @@ def impossible_runs(
     reasons, pending = {}, set(study.pending())
     for run in study.runs:
         _check_places(run, study.name)
-        check_corpus_name(run.config.corpus)
+        check_corpus(run.config.corpus, run.config.tokens_per_step)
         with using_model(run.config.model):
             check_model(run.config)
         try:
@@ -181,11 +181,10 @@ def _repeated(configs: list[ResolvedConfig]) -> list[str]:
     often: dict[str, float] = {}
     for config in configs:
         if config.corpus.startswith("text:"):
-            tokens = fewest_tokens(config.corpus) or 1
-            passes = config.num_steps * config.tokens_per_step / tokens
+            passes = config.num_steps * config.tokens_per_step / fewest_tokens(config.corpus)
             often[config.corpus] = max(passes, often.get(config.corpus, 0.0))
     return [
-        f"A run reads {corpus} up to {passes:,.1f} times: {REMEMBERS}."
+        f"A run reads {corpus} up to {passes:,.{int(passes < 10)}f} times: {REMEMBERS}."
         for corpus, passes in often.items()
         if passes > SEEN_AGAIN
     ]

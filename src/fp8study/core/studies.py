@@ -138,8 +138,7 @@ class Study:
 
 
 def _put_aside(folder: Path) -> None:
-    # One level further down, so that it is no study of its own to `load_runs`.
-    earlier = own_results() / "earlier"
+    earlier = own_results() / "earlier"  # one level down, where `load_runs` sees no study
     earlier.mkdir(exist_ok=True)
     paths = (earlier / f"{folder.name}-{number}" for number in itertools.count(1))
     target = next(path for path in paths if not path.exists())
@@ -189,8 +188,7 @@ def expanded(
     Raises:
         UserError: A run in it is invalid.
     """
-    factors = content.get("factors", {})
-    minutes = content.get("minutes_per_run", 1.0)
+    factors, minutes = content.get("factors", {}), content.get("minutes_per_run", 1.0)
     runs: dict[ResolvedConfig, PlannedRun] = {}
     for arm in content.get("arms") or [{}]:
         told = {"minutes": minutes} | {n: v for n, v in arm.items() if n in _ARM_KEYS}

@@ -47,6 +47,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         export.write_tables(load_runs(tmp_path), tmp_path / "out")
 
 
+def test_a_table_without_rows_any_more_goes(tmp_path: Path) -> None:
+    store(tmp_path / "results", "local", make_record())
+    (tmp_path / "peers.csv").write_text("of other records")
+    (tmp_path / "mine.csv").write_text("another's")
+    export.write_tables(load_runs(tmp_path / "results"), tmp_path)
+    assert {"mine.csv", "throughput.csv"} <= {path.name for path in tmp_path.glob("*.csv")}
+    assert not (tmp_path / "peers.csv").exists()
+
+
 def test_a_damaged_record_is_left_out_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.report import method_sentences
+from fp8study.report import method_sentences, sentences
 from fp8study.report import page as pages
 from tests.factories import make_record, store
 
@@ -15,6 +15,7 @@ def test_corrupt_record_is_named(tmp_path: Path) -> None:
     report = pages.load_report(tmp_path)
     assert report.runs.empty
     assert "not a run record" in method_sentences.unreadable(report)
+    assert "- 1 record at fault or left out: [which]" in sentences.unknown(report)
 
 
 def test_every_unreadable_record_is_named_on_every_reading(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def write_tables_of(results: Path, folder: Path, machine: str | None) -> list[Pa
 def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
     """Write the tables as CSV files, numbers to six significant digits; return their paths.
 
-    The folder is made if missing; its tables of the same names are replaced.
+    The folder is made if missing; its tables of the same names are replaced, or go if they would
+    have no rows.
 
     Raises:
         UserError: There is no record, or a file cannot be written.
@@ -107,4 +108,6 @@ def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for path, table in tables.items():
             table.to_csv(path, index=False, float_format="%.6g")
+        for stale in {folder / f"{name}.csv" for name in TABLES} - {*tables}:
+            stale.unlink(missing_ok=True)
     return [*tables]

@@ -133,9 +133,11 @@ def _sessions_needed(row: pd.Series) -> int | None:
 
 def unknown(report: Report) -> str:
     """Say what these answers do not know, machine by machine."""
+    faulty = f"- {count(len(report.unreadable), 'record')} at fault or left out: "
+    lines = [f"{faulty}[which](methods.qmd#sec-provenance)."] * bool(report.unreadable)
     if report.runs.empty:
-        return "- There are no records."
-    lines = [
+        return "\n".join([*lines, "- There are no records."])
+    lines += [
         f"- **{at_start(name)}:** {text}"
         for name, rows in by_machine(report.runs)
         if name == "your machine" or (rows["device"] == "cuda").any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -168,11 +169,14 @@ def store(
     """Write a record and its metrics where `load_runs` finds them; return the run's folder.
 
     A completed or diverged run has done as many steps as it has losses; of one without, that is
-    unknown.
+    unknown. Losses of a completed one are moved by what their last 20 are off the record's.
     """
     losses = list(losses)
     if record.status in ("completed", "diverged") and "steps_completed" in record.results:
         record.results["steps_completed"] = len(losses) or None
+    if record.status == "completed" and losses and None not in losses:
+        off = record.results["loss_last20_mean"] - statistics.fmean(losses[-20:])
+        losses = [loss + off for loss in losses]  # as the record says
     run_dir = results / machine / record.study / record.run_id
     run_dir.mkdir(parents=True)
     write_record(record, run_dir)

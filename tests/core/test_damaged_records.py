@@ -72,6 +72,10 @@ DAMAGES: dict[str, Damage] = {
     "patterns that are one text": field("config.skip", "lm_head"),
     "a speed in words": field("results.tokens_per_second_per_gpu", "fast"),
     "an infinite count": field("results.steps_completed", float("inf")),
+    "a loss that its steps do not have": field("results.loss_last20_mean", 4.0),
+    "losses of another run": metrics(
+        b"".join(b'{"step": %d, "loss": 3.5}\n' % n for n in range(1, 61))
+    ),
     "a loss that is a list": field("results.loss_last20_mean", [5.0]),
     "scores that are numbers": field("results.validation_losses", [5.0, 4.0]),
     "a GPU that is a number": field("machine.gpu_name", 200),

@@ -10,6 +10,7 @@ import datetime
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,7 @@ def logged_steps(steps: int, every: int, is_over: bool) -> list[int]:
 
 
 def check_whole(record: Any, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
-    """Refuse metrics that are not the steps of their run: its curve would be another's, unseen."""
+    """Refuse metrics that are not the steps or the losses of their run, as another's would be."""
     steps, every = record.results.get("steps_completed"), record.config.get("log_every") or 1
     if record.status not in ("completed", "diverged") or steps is None:
         return
@@ -311,6 +312,14 @@ def check_whole(record: Any, lines: Sequence[Mapping[str, Any]], run_dir: Path) 
         raise UserError(
             f"{run_dir}/metrics.jsonl: {len({*logged} & {*found})} of {len(logged)} logged steps "
             f"in {len(lines)} lines, not each once and in order; move the run away, and do it again"
+        )
+    told, last = record.results.get("loss_last20_mean"), [line.get("loss") for line in lines[-20:]]
+    if every != 1 or record.status != "completed" or told is None or None in last:
+        return
+    if not math.isclose(told, mean := statistics.fmean(last), rel_tol=1e-6):
+        raise UserError(
+            f"{run_dir}: loss_last20_mean: {told:.6f} in run.json and {mean:.6f} by the metrics: "
+            "one of them is another run's; move the run away, and do it again"
         )
 
 

@@ -1,6 +1,6 @@
 import json
-from dataclasses import replace
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,9 @@ def test_cache_is_used_again_but_not_for_other_data(text: Path) -> None:
     written = (Path(first.folder) / "data.json").stat().st_mtime_ns
     assert prepare(config_for_text(text, seed=1, num_steps=11), VOCAB_SIZE) == first
     assert (Path(first.folder) / "data.json").stat().st_mtime_ns == written
+    same = text.rename(text.with_name("renamed.txt"))
+    assert prepare(config_for_text(same), VOCAB_SIZE) == replace(first, corpus="text:renamed.txt")
+    same.rename(text)
     smaller = prepare(config_for_text(text), 300)
     assert (smaller.vocab_size, smaller.folder == first.folder) == (300, False)
     text.write_text(text.read_text() + SEPARATOR + "One more.")
@@ -212,6 +215,16 @@ def test_tokenizer_may_be_a_folder(text: Path, tmp_path: Path) -> None:
     assert data.tokenizer == str(folder)
     assert set(np.unique(data.tokens())) == {0, 1, 2, 900}
     assert data.tokens()[-1] == 2  # its own end token closes every document
+
+
+def test_a_folder_that_holds_another_tokenizer_is_read_again(text: Path, tmp_path: Path) -> None:
+    config = config_for_text(text, tokenizer=str(tmp_path / "tokenizer"))
+    saved_tokenizer(tmp_path / "tokenizer")
+    first = prepare(config, 2048)
+    saved_tokenizer(tmp_path / "tokenizer", num_fillers=301)
+    second = prepare(config, 2048)
+    assert second.vocab_size == first.vocab_size + 1
+    assert second.tokenizer_sha256 != first.tokenizer_sha256
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,9 @@ def test_a_baseline_is_of_the_same_hardware(checkout: Path) -> None:
     assert find_baseline("bench", WITH_GPU) is None
     store(results, "reference/h200x8", make_record(study="bench"))
     assert find_baseline("bench", WITH_GPU) == results / "reference" / "h200x8" / "bench"
+    newer = store(results, "reference/h200x2", make_record(study="bench"))
+    (newer / "run.json").write_text('{"schema_version": 99}')
+    assert find_baseline("bench", WITH_GPU) == results / "reference" / "h200x8" / "bench"
     store(results, "baseline", make_record(study="bench-cpu", machine=CPU))
     assert find_baseline("bench-cpu", WITHOUT) == results / "baseline" / "bench-cpu"
 

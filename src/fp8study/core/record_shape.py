@@ -318,8 +318,8 @@ def check_whole(record: Any, lines: Sequence[Mapping[str, Any]], run_dir: Path) 
         return
     if not math.isclose(told, mean := statistics.fmean(last), rel_tol=1e-6):
         raise UserError(
-            f"{run_dir}: loss_last20_mean: {told:.6f} in run.json and {mean:.6f} by the metrics: "
-            "one of them is another run's; move the run away, and do it again"
+            f"{run_dir}/run.json: loss_last20_mean: {told:.6f} is {mean:.6f} by its metrics, so one "
+            "of the files is another run's; move the run away, and do it again"
         )
 
 

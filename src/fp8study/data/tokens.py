@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,10 @@ _SMALLEST_VOCABULARY = 256
 PIECE_CHARS = 100_000
 _BATCH = 2048
 _SECONDS_BETWEEN_LINES = 5.0
+
+
+#: By their suffixes, the files of a folder that may be part of a tokenizer.
+_TOKENIZER_FILES = (".json", ".txt", ".model")
 
 
 class _NoTokenizer(UserError):
@@ -114,17 +119,26 @@ def prepare(
 
 def _cached(corpus: Corpus, name: str, model_vocab_size: int, show: Show) -> PreparedData:
     """Return a corpus in the tokens of one tokenizer, which is part of the cache's key."""
-    key = json.dumps([corpus.sha256, name, model_vocab_size])
+    key = json.dumps([corpus.sha256, *_identity(name), model_vocab_size])
     folder = cache_dir() / "tokens" / hashlib.sha256(key.encode()).hexdigest()[:16]
     with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
         if not (folder / "data.json").exists():
             with writing("FP8STUDY_CACHE", folder, "free some space or set it to another folder"):
                 _build(corpus, name, model_vocab_size, folder, show)
     content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-    data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
+    # The cache may have been moved, and the same text had another name.
+    data = PreparedData(**content | {"folder": str(folder), "corpus": corpus.name})
     if data.unigram_loss is None:  # made before it was counted
         data = replace(data, unigram_loss=unigram_loss(data.tokens()))
     return data
+
+
+def _identity(tokenizer: str) -> list[str]:
+    """Return what a tokenizer is known by: its name, and of a folder what its small files hold."""
+    files = sorted(Path(tokenizer).glob("*")) if tokenizer != "bpe" else []
+    ours = [f for f in files if f.suffix in _TOKENIZER_FILES and f.is_file()]
+    readable = (file.read_bytes() for file in ours if os.access(file, os.R_OK))
+    return [tokenizer, *(hashlib.sha256(content).hexdigest() for content in readable)]
 
 
 def _build(corpus: Corpus, wanted: str, model_vocab_size: int, folder: Path, show: Show) -> None:

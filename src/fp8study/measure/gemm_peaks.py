@@ -73,7 +73,7 @@ def ceilings_of(config: ResolvedConfig) -> dict[str, Any]:
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
     num_tokens = config.tokens_per_pass
     shapes = linear_shapes(model, config)
-    return measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
+    return measure_ceilings(shapes, num_tokens, config.precision, torch.device("cuda", 0))
 
 
 def measure_ceilings(

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from fp8study.analysis.compare import Comparison, compare_relative
 from fp8study.analysis.runs.frames import key_of
 from fp8study.core.errors import UserError
 from fp8study.core.files import own_results, results_dir
-from fp8study.core.records import read_record
 from fp8study.core.studies import PlannedRun, Study, load_study
 from fp8study.run.machine import Machine
 from fp8study.run.pipeline import check_results, run_study
@@ -32,14 +32,17 @@ def bench_for(machine: Machine) -> str:
 
 
 def find_baseline(study: str, machine: Machine) -> Path | None:
-    """Return a study's committed results on such hardware: GPUs of the same name, or none."""
+    """Return a study's committed results on such hardware: GPUs of the same name, or none.
+
+    A folder is passed over if one of its records cannot be read: to measure needs no baseline.
+    """
     folders = [results_dir() / "baseline" / study]
     folders += sorted((results_dir() / "reference").glob(f"*/{study}"))
     ours = machine.gpus[0].name if machine.gpus else None
     for folder in folders:
-        record = next((read_record(path) for path in sorted(folder.rglob("run.json"))), None)
-        if record is not None and record.machine.get("gpu_name") == ours:
-            return folder
+        with suppress(UserError):
+            if read_folder(folder, "BASELINE")[0].machine.get("gpu_name") == ours:
+                return folder
     return None
 
 

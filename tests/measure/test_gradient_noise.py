@@ -155,7 +155,7 @@ def test_shadows_cast_in_each_pass_whatever_the_run_keeps(trained: torch.nn.Modu
     shadows = Shadows(make_config(CONFIG.to_dict() | kept).resolved(), trained)
     kinds = {type(m).__name__ for model in shadows.models.values() for m in model.modules()}
     assert {"Float8Linear", "LlamaMLP"} <= kinds
-    assert not {"KeepingFloat8Linear", "GatedLlamaMLP"} & kinds
+    assert not {"OwnFloat8Linear", "GatedLlamaMLP"} & kinds
 
 
 def test_tied_weights_stay_tied_and_frozen_ones_are_left_out() -> None:

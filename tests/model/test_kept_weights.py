@@ -231,7 +231,7 @@ def test_a_weight_kept_in_bf16_is_made_anew_where_another_was_read() -> None:
 
 
 @pytest.mark.parametrize(("transposes", "kind"), [("fused", "Float8Linear"),
-                                                  ("separate", "TurningFloat8Linear")])  # fmt: skip
+                                                  ("separate", "OwnFloat8Linear")])  # fmt: skip
 def test_layers_that_are_gathered_in_fp8_turn_where_that_is_asked(
     transposes: str, kind: str
 ) -> None:

@@ -250,7 +250,7 @@ def _by_dtype(parts: pd.DataFrame) -> str:
 
 
 def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each arm's runs really trained and computed: the audits, worst run first."""
+    """What each arm's first run really trained and computed, and a problem that any of its has."""
     audited = frame[frame["audit.num_linear"].notna()] if "audit.num_linear" in frame else frame[:0]
     rows = []
     for _, runs in audited.groupby("arm_key", sort=False):

@@ -26,6 +26,7 @@ from scipy import optimize, stats
 
 from fp8study.core.errors import UserError
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.words import number
 
 #: Below this the outermost values do not cover 95 %.
 MIN_FOR_MEDIAN_INTERVAL = 6
@@ -124,7 +125,7 @@ def judged(differences: Sequence[float], margin: float, mean: str = "mean_pct") 
 
 def interval_text(low: float, high: float) -> str:
     """Write an interval of signed per cents so that no line break falls into it."""
-    return f"{low:+.2f} to {high:+.2f}".replace("-", "\u2212").replace(" ", "\u00a0")
+    return f"{number(low, '+.2f')} to {number(high, '+.2f')}".replace(" ", "\u00a0")
 
 
 def paired_t_p_value(differences: Sequence[float]) -> float:

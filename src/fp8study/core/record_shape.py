@@ -283,15 +283,15 @@ def whence(record: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse metrics that are no numbers, or flags, where `METRICS` has them.
+    """Refuse metrics that are no numbers where `METRICS` has them.
 
     Raises:
         UserError: It names the column.
     """
     for name, kind in METRICS.items():
         # Whole columns by their types: 90,000 single values would take seconds.
-        allowed = {FLAG: (bool,), NUMBER: (int, float), COUNT: (int,)}[kind]
-        if not {type(row.get(name)) for row in rows} <= {*allowed, type(None)}:
+        allowed = {int, type(None)} if kind == COUNT else {int, float, type(None)}
+        if not {type(row.get(name)) for row in rows} <= allowed:
             raise UserError(f"{name}: a value is no {kind}")
 
 
@@ -313,13 +313,14 @@ def check_whole(record: Any, lines: Sequence[Mapping[str, Any]], run_dir: Path) 
             f"{run_dir}/metrics.jsonl: {len({*logged} & {*found})} of {len(logged)} logged steps "
             f"in {len(lines)} lines, not each once and in order; move the run away, and do it again"
         )
-    told, last = record.results.get("loss_last20_mean"), [line.get("loss") for line in lines[-20:]]
+    told: Any = record.results.get("loss_last20_mean")
+    last: list[Any] = [line.get("loss") for line in lines[-20:]]
     if every != 1 or record.status != "completed" or told is None or None in last:
         return
     if not math.isclose(told, mean := statistics.fmean(last), rel_tol=1e-6):
         raise UserError(
-            f"{run_dir}/run.json: loss_last20_mean: {told:.6f} is {mean:.6f} by its metrics, so one "
-            "of the files is another run's; move the run away, and do it again"
+            f"{run_dir}/run.json: loss_last20_mean: {told:.6f} is {mean:.6f} by its metrics, so "
+            "one of the files is another run's; move the run away, and do it again"
         )
 
 

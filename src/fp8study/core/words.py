@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -15,3 +16,11 @@ def listed(words: Iterable[object]) -> str:
     """Join words by commas and an ``and``."""
     *first, last = map(str, words)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def number(value: float, spec: str) -> str:
+    """Write a number by a format, as mathematics does: a true minus, and no negative zero."""
+    text = format(value, spec)
+    if text.startswith("-") and not re.search("[1-9]", text):
+        text = text.replace("-", "+" if "+" in spec else "")
+    return text.replace("-", "\u2212").replace("inf", "∞")

@@ -314,20 +314,20 @@ def _why_beyond_fp8(module: torch.nn.Module) -> str | None:
 def flops_text(table: FlopsTable) -> str:
     """Return the table for reading, in GFLOP a token."""
     rows = [*table.linear.items(), ("attention scores", table.attention)]
-    # The bound is of the causal count, and so is the share beside it.
-    eligible, converted = (100 * n / table.total_causal for n in (table.eligible, table.converted))
+    of = table.to_dict()
     lines = [f"{table.model}, {table.sequence_length} tokens, forward and backward, a token"]
     lines += [f"  {n:<24}{f / 1e9:>9.3f} GFLOP {100 * f / table.total:>6.1f} %" for n, f in rows]
     lines += [
         f"  {'total':<24}{table.total / 1e9:>9.3f} GFLOP  "
         f"({table.num_matmul_parameters:,} matmul weights)",
         f"  {'total, causal':<24}{table.total_causal / 1e9:>9.3f} GFLOP",
-        f"FP8 could take {eligible:.1f} % of the causal total: at most "
-        f"{table.speedup_bound(table.eligible):.2f} × as fast (GEMMs alone)",
-        f"{table.precision}, path={table.path}, takes {converted:.1f} % of the causal total: at "
-        f"most {table.speedup_bound(table.converted):.2f} × as fast",
-        f"Of the total, masked scores too: it could take {100 * table.eligible / table.total:.1f} "
-        f"%, and takes {100 * table.converted / table.total:.1f} %",
+        # The bound is of the causal count, and so is the share beside it.
+        f"FP8 could take {of['eligible_causal_pct']:.1f} % of the causal total: at most "
+        f"{of['speedup_bound_eligible']:.2f} × as fast (GEMMs alone)",
+        f"{table.precision}, path={table.path}, takes {of['converted_causal_pct']:.1f} % of the "
+        f"causal total: at most {of['speedup_bound_converted']:.2f} × as fast",
+        f"Of the total, masked scores too: it could take {of['eligible_pct']:.1f} %, and takes "
+        f"{of['converted_pct']:.1f} %",
     ]
     reasons: dict[str, list[str]] = {}
     for label, why in table.beyond_fp8.items():

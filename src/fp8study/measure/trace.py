@@ -309,7 +309,7 @@ def kind_of(kernel: Event, launcher: Event | None) -> str:
         "gemm_bf16": bool(dtypes),  # and what is of FP16 or FP32
         "attention": "attention" in op or "flash" in name or "sdpa" in name,
         "optimizer": "adam" in op or "adam" in name.lower(),
-        "loss": any(part in op for part in ("softmax", "nll_loss", "cross_entropy")),
+        "loss": any(part in op for part in ("log_softmax", "nll_loss", "cross_entropy")),
         "fused": name.startswith("triton_") or name in _FUSED,
         "copy": kernel.get("cat") != "kernel" or op in _COPIES,
     }

@@ -89,6 +89,23 @@ def is_converted(module: torch.nn.Module) -> bool:
     return any(ancestor.__name__ == "Float8Linear" for ancestor in type(module).mro())
 
 
+def as_autocast(numbers: torch.Tensor) -> torch.Tensor:
+    """Cast as torchao does before an FP8 layer: by the GPU's autocast, whatever the device."""
+    if torch.is_autocast_enabled():
+        return numbers.to(torch.get_autocast_gpu_dtype())
+    return numbers
+
+
+def kept_of(layer: Any) -> tuple[Any, ...]:
+    """Return the tensor that takes an FP8 layer's gradient, and what is kept of its weight.
+
+    That is, or is None: the weight in both layouts in FP8, and its scale.
+    """
+    source = getattr(layer, "gradient_of", None)
+    kept = (getattr(layer, f"fp8_{name}", None) for name in ("rows_MK", "columns_KM", "scale"))
+    return layer.weight if source is None else source, *kept
+
+
 def to_fp8(numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Scale numbers, cut them off at the format's largest and round them, as torchao does."""
     largest = torch.finfo(dtype).max

@@ -18,7 +18,7 @@ from fp8study.core.recipes import GROUP
 from fp8study.model import chunked_head
 from fp8study.model.chunked_head import IGNORED, gradient, hand_out, loss_and_sums
 from fp8study.model.compiling import compiled
-from fp8study.model.float8 import fp8_layouts, to_fp8, turned
+from fp8study.model.float8 import fp8_layouts, kept_of, to_fp8, turned
 from fp8study.model.swiglu import GRADIENT
 
 #: The largest number of the gradient's format.
@@ -37,12 +37,9 @@ def fp8_cross_entropy(
     device = hidden_ND.device.type
     if torch.is_autocast_enabled(device):
         hidden_ND = hidden_ND.to(torch.get_autocast_dtype(device))
-    narrow = getattr(head, "gradient_of", None)
-    kept = (getattr(head, f"fp8_{name}", None) for name in ("rows_MK", "columns_KM", "scale"))
     loss: torch.Tensor = _function().apply(
-        hidden_ND, head.weight if narrow is None else narrow, *kept, targets_N,
-        head.linear_mm_config, head.config, compiles,
-    )  # fmt: skip
+        hidden_ND, *kept_of(head), targets_N, head.linear_mm_config, head.config, compiles
+    )
     return loss
 
 

@@ -25,7 +25,15 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
-from fp8study.model.float8 import fp8_layouts, is_converted, part_of_mixture, to_fp8, turned
+from fp8study.model.float8 import (
+    as_autocast,
+    fp8_layouts,
+    is_converted,
+    kept_of,
+    part_of_mixture,
+    to_fp8,
+    turned,
+)
 from fp8study.model.fsdp.patches import applies
 from fp8study.model.local import stride
 
@@ -36,8 +44,8 @@ FP8 = torch.float8_e4m3fn
 
 
 @cache
-def _fp8_linears() -> dict[str, type[Float8Linear]]:
-    """Make the classes where they are needed: torchao takes seconds to import."""
+def _fp8_linear() -> type[Float8Linear]:
+    """Make the class where it is needed: torchao takes seconds to import."""
     from torchao.float8.float8_linear import Float8Linear
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import GemmInputRole
@@ -85,33 +93,22 @@ def _fp8_linears() -> dict[str, type[Float8Linear]]:
             return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 6
 
     class OwnFloat8Linear(Float8Linear):
-        """A converted linear layer with the GEMMs of `Multiply`."""
+        """A converted linear layer with the GEMMs of `Multiply`.
 
-        gradient_of: torch.Tensor | None = None
+        Its weight may be in FP8 already, in the layouts of both GEMMs.
+        """
+
         turns: bool
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
-            if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
-                input = input.to(torch.get_autocast_gpu_dtype())
-            weight = self.weight if self.gradient_of is None else self.gradient_of
-            names = ("fp8_rows_MK", "fp8_columns_KM", "fp8_scale")
             product_NM = Multiply.apply(
-                input.reshape(-1, input.shape[-1]), weight,
-                *(getattr(self, name, None) for name in names),
+                as_autocast(input).reshape(-1, input.shape[-1]), *kept_of(self),
                 self.linear_mm_config, self.config, self.turns,
             )  # fmt: skip
             output = product_NM.reshape(*input.shape[:-1], self.out_features)
             return output if self.bias is None else output + self.bias.to(output.dtype)
 
-    class KeepingFloat8Linear(OwnFloat8Linear):
-        """One whose weight is in FP8 already, in the layouts of both GEMMs."""
-
-    class TurningFloat8Linear(OwnFloat8Linear):
-        """One that FSDP2 gathers in FP8, and that transposes by kernels of its own."""
-
-        turns = True
-
-    return {"keeping": KeepingFloat8Linear, "turning": TurningFloat8Linear}
+    return OwnFloat8Linear
 
 
 class KeepingLinear(torch.nn.Linear):
@@ -153,11 +150,12 @@ def turn_apart(model: torch.nn.Module, config: ResolvedConfig) -> None:
     if applies(config, "transposes") and config.strategy == "fsdp2":
         for module in model.modules():
             if is_converted(module):
-                module.__class__ = _fp8_linears()["turning"]
+                module.__class__ = _fp8_linear()
+                module.turns = True  # type: ignore[assignment]
 
 
 def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) -> None:
-    module.__class__ = _fp8_linears()["keeping"]
+    module.__class__ = _fp8_linear()
     weight = module.get_parameter("weight")
     weight_MK = weight.detach()
     # Not saved with the model: it follows from the weight.
@@ -207,8 +205,11 @@ def _no_numbers(weight: torch.Tensor) -> torch.Tensor:
 
 def keeping_layers(model: torch.nn.Module) -> dict[str, Any]:
     """Return the layers of `keep_weights` by name."""
-    kinds = ("KeepingFloat8Linear", "KeepingLinear")
-    return {n: m for n, m in model.named_modules() if type(m).__name__ in kinds}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, KeepingLinear) or hasattr(module, "fp8_rows_MK")
+    }
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import SWIGLU_MLPS
-from fp8study.model.float8 import fp8_layouts, is_converted, to_fp8, turned
+from fp8study.model.float8 import as_autocast, fp8_layouts, is_converted, kept_of, to_fp8, turned
 from fp8study.model.fsdp.patches import applies
 from fp8study.model.kept_weights import FP8
 
@@ -175,21 +175,13 @@ def _function(turns: bool) -> Any:
 
 
 def _forward(self: Any, x: torch.Tensor, function: Any) -> torch.Tensor:
-    inputs = [x, x]
-    if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
-        inputs = [x.to(torch.get_autocast_gpu_dtype()) for _ in range(2)]
+    inputs = [as_autocast(x).reshape(-1, x.shape[-1]) for _ in range(2)]
     layers = [getattr(self, name) for name in _LAYERS]
-    sources = (getattr(layer, "gradient_of", None) for layer in layers)
-    weights = [
-        layer.weight if source is None else source
-        for layer, source in zip(layers, sources, strict=True)
-    ]
-    names = ("fp8_rows_MK", "fp8_columns_KM", "fp8_scale")
-    kept = [getattr(layer, name, None) for layer in layers for name in names]
-    flat = [x.reshape(-1, x.shape[-1]) for x in inputs]
+    parts = [kept_of(layer) for layer in layers]
     output_NK: torch.Tensor = function.apply(
-        *flat, layers[0].linear_mm_config, layers[0].config, *weights, *kept
-    )
+        *inputs, layers[0].linear_mm_config, layers[0].config,
+        *[part[0] for part in parts], *[kept for part in parts for kept in part[1:]],
+    )  # fmt: skip
     return output_NK.reshape(*x.shape[:-1], output_NK.shape[-1])
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 from fp8study.core.words import count as count
+from fp8study.core.words import number as number
 
 #: Says something of a table.
 Say = Callable[[pd.DataFrame], str]
@@ -41,14 +42,6 @@ def no_gpu_records(study: str = "") -> str:
 def recipe(precision: object) -> str:
     """Write a precision, or FP32, as the report calls it."""
     return PRECISION_LABELS.get(str(precision), str(precision).upper())
-
-
-def number(value: float, spec: str) -> str:
-    """Write a number by a format, as mathematics does: a true minus, and no negative zero."""
-    text = format(value, spec)
-    if text.startswith("-") and not re.search("[1-9]", text):
-        text = text.replace("-", "+" if "+" in spec else "")
-    return text.replace("-", "\u2212").replace("inf", "∞")
 
 
 def span(values: Iterable[float], spec: str, unit: str = "") -> str:

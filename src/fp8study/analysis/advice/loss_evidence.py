@@ -23,7 +23,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
-from fp8study.core.words import count
+from fp8study.core.words import count, number
 
 #: What the tokens of a step are counted by.
 _OF_A_STEP = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
@@ -167,12 +167,11 @@ def _says(table: pd.DataFrame) -> pd.Series:
 
 
 def _told(row: pd.Series) -> str:
-    gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
     return (
         f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} million "
         f"tokens, its text read {row['epochs']:.1f} times, learning rate {row['rate']}, "
-        f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
-        f"{row['machine']}/{row['study']}"
+        f"{row['loss']} loss: {number(row['gap_pct'], '+.2f')} % ({row['interval']}), "
+        f"{row['verdict']}; {row['machine']}/{row['study']}"
     )
 
 

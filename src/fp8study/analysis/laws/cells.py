@@ -99,21 +99,18 @@ def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:
 
     `runs`: ``machine/study/run_id`` and record.
     """
-    groups: dict[str, list[tuple[str, RunRecord]]] = {}
-    configs: dict[str, ResolvedConfig] = {}
+    groups: dict[str, tuple[ResolvedConfig, list[tuple[str, RunRecord]]]] = {}
     for name, record in sorted(runs, key=lambda run: run[1].ended_at):
         gpu = record.machine.get("gpu_name")
         if record.status != "completed" or record.machine.get("device") != "cuda" or not gpu:
             continue
         if (config := recorded_config(record)) is None:
             continue
-        key = cell_key(config, gpu)
-        configs.setdefault(key, config)
-        groups.setdefault(key, []).append((name, record))
+        _, found = groups.setdefault(cell_key(config, gpu), (config, []))
+        found.append((name, record))
     return [
         Cell(config, shape_of(config.model), found[0][1].machine["gpu_name"], tuple(found))
-        for key, found in groups.items()
-        for config in (configs[key],)
+        for config, found in groups.values()
     ]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,33 +11,29 @@ import pandas as pd
 
 from fp8study.analysis.advice.advise import Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.asked import MOST_TOKENS, Question
+from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.commands import CONTINUE
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
+from fp8study.analysis.advice.steps import Steps
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.laws.communication import Network, network_at, num_nodes_for
-from fp8study.analysis.laws.here import find, law_of
+from fp8study.analysis.laws.communication import network_at, num_nodes_for
+from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
     FORM,
-    REDUCED,
     SAVERS,
     as_fp8,
     changed,
-    fastest,
     fits_before_alone,
-    of_use,
-    savers,
 )
-from fp8study.analysis.laws.room import ROOMIER, largest_batch_of
-from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
-from fp8study.core.config import RunConfig, make_config
+from fp8study.core.config import make_config
 from fp8study.core.errors import UserError, nearest, together
 from fp8study.core.files import kept, results_dir
 from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_with_fp8
-from fp8study.core.presets import check_model, needs_plain_head
+from fp8study.core.presets import needs_plain_head
 
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
@@ -55,11 +49,6 @@ _FIXED = ("path", "strategy", "sharding", "compile")
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
 _TOKENS = (1e6, 1e15)
-#: How much faster FP8 must be for layers that are gathered twice, or computed again, unasked; and
-#: how much of its fastest rate BF16 must keep then.
-_NOTABLY, _ALIKE = 1.1, 0.98
-#: Tokens of the largest steps that are known of (Llama 3, arXiv:2407.21783, section 3.4).
-_LARGEST_STEP = 16 * 2**20
 #: Fewer steps are no training: somebody gave tokens for sequences.
 _FEWEST_STEPS = 100
 
@@ -116,31 +105,11 @@ def question_for(
     values |= others or {}
     if needs_plain_head(model):
         values["loss_head"] = "plain"
-    base = dict(values)
     if global_batch_size is not None:
         _check_steps(global_batch_size, sequence_length, tokens or usual_tokens(shape))
-        values |= _parted(values, global_batch_size, micro_batch_size, shape, capacity)
+    steps = Steps(shape, peak, capacity, joins, micro_batch_size, global_batch_size)
+    values = steps.sized(values, others or {})
     config = make_config(values, "advise")
-    check_model(config)
-    as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot
-    if micro_batch_size is None and global_batch_size is None:
-        if not _batch(config, shape, capacity):  # what saves memory first
-            values |= savers(config.resolved(), shape, capacity) | dict(others or {})
-            config = make_config(values, "advise")
-        values |= {"micro_batch_size": max(1, _batch(config, shape, capacity))}
-        base = dict(values)
-    if micro_batch_size is None:
-
-        def sized(fields: Mapping[str, Any]) -> dict[str, Any]:
-            if global_batch_size is not None:
-                return _parted(fields, global_batch_size, None, shape, capacity)
-            most = max(1, _LARGEST_STEP // (number * sequence_length))
-            batch = _batch(make_config(fields, "advise"), shape, capacity)
-            return {"micro_batch_size": min(batch, most)}
-
-        tries = ({**base, **roomier, **(others or {})} for roomier in ROOMIER[1:])
-        values = _faster(values, tries, sized, shape, peak, capacity, joins)
-        config = make_config(values, "advise")
     changes = for_small_steps(config, peak)
     if "update_kernel" not in values and not rests_on_the_path(config):
         before = fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
@@ -155,94 +124,6 @@ def question_for(
     return Question(
         config.resolved(), peak, name, capacity, tokens, as_asked, keeps_step, rate, joins
     )
-
-
-def _faster(
-    values: Mapping[str, Any], roomier: Iterable[Mapping[str, Any]],
-    sized: Callable[[Mapping[str, Any]], dict[str, Any]], shape: ModelShape, peak: GpuPeak,
-    capacity: float, network: Network,
-) -> dict[str, Any]:  # fmt: skip
-    """Return a run with a larger batch, and what makes room for it, where that is notably faster.
-
-    In FP8, at a batch at which BF16 is about as fast as it can be: where links are slow, computing
-    layers again may cost less than a small batch does. `sized`: the batch of such a run, or the
-    parts of its step.
-    """
-    law = law_of(shape, peak, None, network)
-
-    def rates(fields: Mapping[str, Any]) -> tuple[float, float]:
-        bf16 = make_config(fields, "advise").resolved()
-        ways = bf16, fastest(bf16, shape, law)
-        bf16_rate, fp8_rate = (way.tokens_per_step / law(way).total for way in ways)
-        return bf16_rate, fp8_rate
-
-    plain = rates(values)
-    tries = [(dict(values), *plain)]
-    for fields in roomier:
-        with suppress(UserError):  # refused on so many GPUs
-            way = {**fields, **sized(fields)}
-            if _batch(make_config(way, "advise"), shape, capacity) >= way["micro_batch_size"]:
-                tries.append((way, *rates(way)))
-    least = _ALIKE * max(bf16 for _, bf16, _ in tries)
-    best, _, fp8 = max((t for t in tries if t[1] >= least), key=lambda t: t[2])
-    return best if fp8 >= _NOTABLY * plain[1] else dict(values)
-
-
-def _parted(
-    values: Mapping[str, Any],
-    sequences: int,
-    micro_batch_size: int | None,
-    shape: ModelShape,
-    capacity: float,
-) -> dict[str, Any]:
-    """Part a step's sequences among GPUs and passes: in the largest batch that fits, if one does.
-
-    With gradients that each pass reduces, where they leave room for a larger one, or for the one
-    asked for, if for FP8 alone; with what else saves memory, if none is asked for or does without.
-
-    Raises:
-        UserError: They do not come out even, or the number of passes is asked for, too.
-    """
-    if "gradient_accumulation_steps" in values:
-        raise UserError(
-            "--global-batch-size: gradient_accumulation_steps follows from it; leave one out"
-        )
-    least = values["num_gpus"] * (micro_batch_size or 1)
-    a_gpu, rest = divmod(sequences, least)
-    if rest or sequences < 1:
-        near = max(1, round(sequences / least)) * least
-        raise UserError(
-            f"--global-batch-size: {sequences} does not fill passes of {least} sequences on "
-            f"{values['num_gpus']} GPUs; try {near}"
-        )
-    a_gpu *= micro_batch_size or 1
-    batches = [n for n in range(a_gpu, 0, -1) if a_gpu % n == 0]
-    batches = [micro_batch_size] if micro_batch_size else batches
-    parts = [{"micro_batch_size": n, "gradient_accumulation_steps": a_gpu // n} for n in batches]
-
-    def config(part: Mapping[str, Any]) -> RunConfig:
-        several = part["gradient_accumulation_steps"] > 1  # else it is refused
-        said = {n: v for n, v in values.items() if several or n != "gradient_reduction"}
-        return make_config({**said, **part}, "advise")
-
-    def reduced(part: dict[str, int]) -> dict[str, Any]:
-        said = {n: v for n, v in REDUCED.items() if n not in values}
-        return part | of_use(said, config(part).resolved())
-
-    def with_savers(part: dict[str, int]) -> dict[str, Any]:
-        return part | savers(config(part).resolved(), shape, capacity)
-
-    def fit(part: dict[str, Any], in_fp8: bool) -> bool:
-        ways = [config(part), as_fp8(config(part), "fp8_tensorwise")][in_fp8:]
-        return largest_batch_of(ways, shape, capacity, MOST_TOKENS) >= part["micro_batch_size"]
-
-    plain = [way for part in parts for way in (part, reduced(part))]
-    fitting = (way for way in plain if fit(way, in_fp8=False))
-    if micro_batch_size:
-        others = (way for way in plain if fit(way, in_fp8=True))
-    else:
-        others = (way for way in map(with_savers, parts) if fit(way, in_fp8=False))
-    return next(itertools.chain(fitting, others), parts[-1])
 
 
 def _checked_number(num_gpus: int) -> int:
@@ -321,12 +202,6 @@ def _advisor(results: Path) -> Advisor:
     )
     gaps = pd.concat([read_loss_gaps(results), pooled_losses(decisions.pooled)])
     return Advisor(runs, gaps, decisions)
-
-
-def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:
-    """Return the largest batch at which BF16 and FP8 fit, up to `MOST_TOKENS`; 0: none does."""
-    ways = (config, as_fp8(config, "fp8_tensorwise"))
-    return largest_batch_of(ways, shape, capacity, MOST_TOKENS)
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:

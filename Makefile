@@ -115,6 +115,6 @@ wheelhouse: ## gather wheels for a GPU node without network, as PYTHON=3.12
 		$(if $(WHEELHOUSE),--output "$(WHEELHOUSE)")
 
 clean: ## remove .venv, the wheelhouse, the rendered report and caches; results stay
-	rm -rf .venv .make wheelhouse report/_site report/.quarto
+	rm -rf .venv .make wheelhouse report/_site report/._site-* report/.quarto
 	rm -rf .mypy_cache .ruff_cache .pytest_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

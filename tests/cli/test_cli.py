@@ -13,9 +13,10 @@ from fp8study.cli import app
 from fp8study.core.checkpoints import ABOUT, place_of
 from fp8study.core.errors import UserError
 from fp8study.core.presets import hf_config
+from fp8study.core.studies import load_study
 from fp8study.run.terminal import fit, using_model, warnings_in_a_line
 from tests.checkout import ROOT, fp8study, run_python
-from tests.factories import make_record
+from tests.factories import finish, make_record
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,7 @@ from tests.factories import make_record
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
         (["run", "--set", "model=llama-3.1-70b"], ["memory: llama-3.1-70b", "of this host's"]),
         (["run", "--out", ""], ["--out", "it is empty; give a folder"]),
+        (["claims", "A01", "--document", "B"], ["ID: 'A01' is of document A; leave --document"]),
         (["report", "--tables", " "], ["--tables", "it is empty; give a folder"]),
         (["report"], ["report", "_quarto.yml", "checkout"]),
         (["report", "--machine", "h200x4"], ["--machine", "add --tables"]),
@@ -99,6 +101,15 @@ def test_mistake_is_one_line_on_stderr_and_status_2(
     assert line.startswith("fp8study: ")
     assert [word for word in words if word not in line] == []
     assert not (checkout / "results" / "local" / "adhoc").exists()
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_run_gets_no_folder_that_holds_others() -> None:
+    finish(load_study("smoke").runs[0])
+    for folder in ("results/local", "results/local/smoke"):
+        done = fp8study("run", "--out", folder)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"'{folder}' holds runs; name one of its own, as results/local/" in done.stderr
 
 
 @pytest.mark.usefixtures("checkout")

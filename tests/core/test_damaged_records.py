@@ -193,6 +193,15 @@ def test_a_run_that_was_copied_from_elsewhere_counts_once_and_not_as_ones_own(
     assert mine[1].run_id == "own"
 
 
+def test_a_backup_is_the_copy_wherever_it_is_in_the_alphabet(tmp_path: Path) -> None:
+    """Also of a record that does not name its host: a clock gave it a time."""
+    run = store(tmp_path, "local", make_record(results={"first_step_seconds": 30.25}))
+    shutil.copytree(run.parent, tmp_path / "local" / "a-backup")
+    with pytest.warns(UserWarning, match=f"a-backup/.*: a copy of {run}; remove one of them"):
+        (found,) = load_runs(tmp_path)
+    assert found.run_dir == run
+
+
 def test_losses_without_a_record_are_named_unless_the_run_goes_on(tmp_path: Path) -> None:
     run = store(tmp_path, "local", make_record(), loss_curve(3, 5.0))
     (run / "run.json").unlink()

@@ -128,10 +128,14 @@ def test_runs_that_an_override_made_equal_are_one_run(
             ["mine.yaml: model: 'lama-3.1-8b' is no preset (did you mean 'llama-3.1-8b'?)"],
         ),
         ({"seeds": [0, 1, 0]}, ["mine.yaml: 'seed=0' is planned already, as tiny-llama-bf16-1gpu"]),
+        (
+            {"arms": [{"precision": "fp8_rowwise"}], "factors": {"precision": ["bf16", "fp8"]}},
+            ["mine.yaml: arms: precision is in factors, too; leave it out of one"],
+        ),
         ({"arms": [{"num_steps": 50}] * 2}, ["'num_steps=50, seed=0' is planned already"]),
         (
             {"factors": {"precision": ["bf16", "fp8", "fp8_tensorwise"]}},
-            ["mine.yaml: 'precision=fp8_tensorwise, seed=0' is planned already", "leave it out of"],
+            ["mine.yaml: 'precision=fp8_tensorwise, seed=0' is planned already", "; drop it"],
         ),
         ({"question": "  "}, ["mine.yaml: question: missing"]),
         ({"speed_only": "yes"}, ["mine.yaml", "speed_only: 'yes' is not valid; give true or"]),

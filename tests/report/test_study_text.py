@@ -95,6 +95,9 @@ def test_without_a_verdict_the_reason_is_told_and_speed_is_silent() -> None:
     bf16, fp8 = pairs(1, 0.0)
     fp8.data["corpus_sha256"] = "another"
     assert text(bf16, fp8).startswith(f"{none}FP8 and BF16 trained on different texts, as the ")
+    bf16, fp8 = pairs(1, 0.0)
+    bf16.model["config_sha256"], fp8.model["config_sha256"] = "one", "another"
+    assert text(bf16, fp8).startswith(f"{none}FP8 and BF16 trained models of different shapes, as ")
     assert text(*pairs(3, 0.0, judgement={"speed_only": True})) == ""
     assert text(None, *pairs(1, 0.0, status="failed")) == ""
     assert text() == ""

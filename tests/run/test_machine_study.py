@@ -204,7 +204,7 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path
             ONE,
             {"corpus": "text:none.txt"},
             None,
-            "corpus: there is no file 'none.txt'; set corpus=text:PATH of a",
+            "corpus: there is no file 'none.txt' in '",
         ),
     ],
 )

@@ -9,6 +9,7 @@ import yaml
 from fp8study.core.studies import Study, load_study
 from fp8study.run.machine import Machine
 from fp8study.run.plan import plan_text
+from tests.factories import finish
 
 LAPTOP = Machine((), 2)
 
@@ -42,6 +43,19 @@ def test_the_plan_names_fp8_runs_that_are_left_without_their_bf16_run(
     text = " ".join(plan_text(study, LAPTOP).split())
     alone = [run.config.digest() for run in study.runs if run.config.is_fp8]
     assert f"beside it, which is impossible here: {', '.join(alone)}" in text
+
+
+def test_the_plan_says_what_leaves_losses_without_a_verdict() -> None:
+    both = {"precision": ["bf16", "fp8_tensorwise"]}
+    few = "One pair of FP8 and BF16: a verdict on losses takes 3 seeds"
+    assert few in " ".join(plan_text(load(factors=both), LAPTOP).split())
+    assert "a verdict on losses" not in plan_text(load(), LAPTOP)  # nothing to compare
+    study = load(factors=both, seeds=[0, 1, 2])
+    assert "a verdict on losses" not in plan_text(study, LAPTOP)
+    finish(study.runs[0], judgement={"margin_pct": 0.25})
+    assert "margin_pct" not in plan_text(study, LAPTOP)
+    text = " ".join(plan_text(load(factors=both, seeds=[0, 1, 2], margin_pct=5), LAPTOP).split())
+    assert "margin_pct: done runs state ±0.25 %, and are judged by that; set it back, or" in text
 
 
 def test_the_plan_says_what_was_expected_and_the_margin() -> None:

@@ -61,7 +61,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         count="vocab_size num_train_tokens num_tokens_seen",
     ),
     "model": kinds(
-        text="parameter_dtype",
+        text="parameter_dtype config_sha256",
         number="flops_per_token parameters_outside_optimizer_pct",
         count="num_parameters num_linear num_linear_fp8",
     ),
@@ -276,10 +276,13 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 
 def whence(record: Any) -> tuple[tuple[str, ...], ...]:
-    """Return by what a copy of a run's record is known, wherever it lies; empty: by nothing."""
-    host = record.machine.get("host_hash")
-    found = json.dumps([record.machine.get("gpus"), record.results], sort_keys=True)
-    return ((record.run_id, record.started_at, host, found),) if host else ()
+    """Return by what a copy of a run's record is known, wherever it lies; empty: by nothing.
+
+    The first records do not name their host; they are known by what a clock measured.
+    """
+    host, clocked = record.machine.get("host_hash"), record.results.get("first_step_seconds") or 0
+    found = json.dumps([host, record.machine.get("gpus"), record.results], sort_keys=True)
+    return ((record.run_id, record.started_at, found),) if host or clocked % 1 else ()
 
 
 def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -105,9 +105,9 @@ class RunRecord:
     num_tokens_seen, epochs, unigram_loss (of who knows the tokens' frequencies alone)."""
     model: dict[str, Any] = field(default_factory=dict)
     """vocab_size, num_parameters, num_matmul_parameters, flops_per_token, fp8_flops_per_token,
-    num_linear, num_linear_fp8, parameters_outside_optimizer_pct, parameter_dtype; of a run that
-    began with given weights, init_sha256 (`checkpoints.weights_sha256`) and, of a checkpoint's,
-    init_step and init_precision."""
+    num_linear, num_linear_fp8, parameters_outside_optimizer_pct, parameter_dtype; of a model that
+    is no preset config_sha256, of its shape; of a run that began with given weights, init_sha256
+    (`checkpoints.weights_sha256`) and, of a checkpoint's, init_step and init_precision."""
     results: dict[str, Any] = field(default_factory=dict)
     """Those of `record_shape.COLUMNS` that were measured, and validation_losses: a step and a loss
     for each point at which validation text was scored. Rates are over the timed window, warm-up
@@ -320,20 +320,26 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
         for folder in sorted({path.parent for path in root.glob("*/*/metrics.jsonl*")}):
             if not (folder / "run.json").exists() and not is_held(folder / ".lock"):
                 left_out.append(f"{folder}: it ended without a record; run it again")
+        here: list[tuple[bool, StoredRun]] = []
         for path in sorted(root.glob("*/*/run.json")):
             try:
-                record, lines = read_placed(path), read_metrics(path.parent)
+                record, lines = read_record(path), read_metrics(path.parent)
                 record_shape.check_whole(record, lines, path.parent)
             except UserError as error:
                 left_out.append(str(error))
                 continue
-            run = StoredRun(record, path.parent, label, record_shape.as_columns(lines))
-            keys = [(label, record.study, record.run_id), *record_shape.whence(record)]
+            placed = dataclasses.replace(record, study=path.parents[1].name)
+            run = StoredRun(placed, path.parent, label, record_shape.as_columns(lines))
+            here.append((placed.study != record.study, run))
+        copies = set()
+        for _, run in sorted(here, key=lambda one: one[0]):  # a copy's folder has another name
+            keys = [(label, run.record.study, run.record.run_id), *record_shape.whence(run.record)]
             if first := next((seen[key] for key in keys if key in seen), None):
-                left_out.append(f"{path.parent}: a copy of {first.run_dir}; remove one of them")
-                continue
-            seen |= dict.fromkeys(keys, run)
-            found.append(run)
+                left_out.append(f"{run.run_dir}: a copy of {first.run_dir}; remove one of them")
+                copies.add(run.run_dir)
+            else:
+                seen |= dict.fromkeys(keys, run)
+        found += [run for _, run in here if run.run_dir not in copies]
     for text in left_out:
         warnings.warn(f"left out: {text}", stacklevel=2)
     record_shape.complete_texts(run.record.data for run in found)

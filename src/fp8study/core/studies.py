@@ -142,8 +142,7 @@ def _put_aside(folder: Path) -> None:
     earlier.mkdir(exist_ok=True)
     paths = (earlier / f"{folder.name}-{number}" for number in itertools.count(1))
     target = next(path for path in paths if not path.exists())
-    folder.rename(target)
-    print(f"the earlier call is kept in {target}")
+    print(f"the earlier call is kept in {folder.rename(target)}")
 
 
 def chosen_path(name: str) -> Path:
@@ -201,8 +200,7 @@ def expanded(
             if config in runs and not overrides and not content.get("session"):
                 words = ", ".join(f"{field}={shown(value)}" for field, value in own.items())
                 raise UserError(
-                    f"{source}: '{words}' is planned already, as {runs[config].run_id}; leave it "
-                    "out of arms, factors or seeds"
+                    f"{source}: '{words}' is planned already, as {runs[config].run_id}; drop it"
                 )
             # An override of a factor makes its combinations equal: each is run once.
             runs.setdefault(config, _planned(config, name, told))
@@ -284,6 +282,8 @@ def read_study(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: factors: {name}: {_EMPTY}")
     for arm in arms:
         check_names(arm, f"{path}: arms", also=_ARM_KEYS)
+        if both := {*arm} & {*factors}:
+            raise UserError(f"{path}: arms: {min(both)} is in factors, too; leave it out of one")
         _read_values(f"{path}: arms", arm, _ARM_KEYS)
     if any("seed" in part for part in (content.get("base", {}), factors, *arms)):
         raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")

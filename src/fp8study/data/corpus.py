@@ -67,7 +67,8 @@ def check_corpus(corpus: str, num_tokens: int = 1) -> None:
     if not path.is_file():
         named = corpus.removeprefix("text:").strip()  # an empty path is the folder that we are in
         wrong = f"'{path if named else corpus}' is no file"
-        wrong = wrong if path.exists() else f"there is no file '{path}'"
+        where = "" if path.is_absolute() else f" in '{Path.cwd()}'"
+        wrong = wrong if path.exists() else f"there is no file '{path}'{where}"
         raise UserError(f"corpus: {wrong}; set corpus=text:PATH of a UTF-8 file of yours")
     if (size := path.stat().st_size) == 0:
         raise UserError(f"corpus: '{path}' is empty; it needs stories separated by {SEPARATOR}")

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir
 from fp8study.core.records import StoredRun, load_runs
+from fp8study.core.words import listed
 from fp8study.report.words import check_names, own_first
 
 #: Names the results folder, if it is not the one beside the report.
@@ -114,8 +116,26 @@ def _read_report(folder: Path) -> Report:
         warnings.simplefilter("always", UserWarning)
         report = report_of(load_runs(folder))
     told = [str(item.message) for item in caught if item.category is UserWarning]
-    aside = [f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))]
-    return dataclasses.replace(report, unreadable=(*told, *aside))
+    aside = [
+        f"set aside: {path}"
+        for path in sorted(folder.glob("local/*/*/run.corrupt*.json"))
+        if not path.with_name("run.json").exists()  # else it was done again
+    ]
+    return dataclasses.replace(report, unreadable=(*told, *aside, *_apart(report.stored)))
+
+
+def _apart(stored: Sequence[StoredRun]) -> list[str]:
+    """Name the studies whose runs were to be judged by several margins."""
+    stated: dict[str, set[float]] = defaultdict(set)
+    for run in stored:
+        if (margin := run.record.judgement.get("margin_pct")) is not None:
+            stated[f"{run.machine_label}/{run.record.study}"].add(margin)
+    return [
+        f"{place}: its runs state margins of {listed(f'{m:g}' for m in sorted(margins))} %; their "
+        "losses get no verdict until they agree: move those of one margin away"
+        for place, margins in stated.items()
+        if len(margins) > 1
+    ]
 
 
 def report_of(stored: Sequence[StoredRun]) -> Report:

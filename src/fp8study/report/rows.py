@@ -161,7 +161,8 @@ def verdict_row(gaps: pd.DataFrame) -> dict[str, object]:
     """
     gaps = comparisons(gaps)
     gone = gaps["verdict"] == DIVERGED
-    tested = gaps[gaps["gap_pct_low_90"].notna() & ~gone]
+    few = gaps["gap_pct_low_90"].isna() & ~gone
+    tested = gaps[~few & ~gone & gaps["margin_pct"].notna()]
     within, apart = (tested[tested["verdict"] == name] for name in ("equivalent", "different"))
     sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
     better = int((apart["gap_pct"] < 0).sum())
@@ -172,7 +173,7 @@ def verdict_row(gaps: pd.DataFrame) -> dict[str, object]:
         "different": f"{len(apart)}{f', FP8 better in {better}' * bool(better)}",
         "undecided": str(len(tested) - len(within) - len(apart)),
         "detectable": span(tested["detectable_pct"], ".2f") if len(tested) else "",
-        "num_few": int((~gone).sum()) - len(tested),
+        "num_few": int(few.sum()),
         "run_ids": together(gaps["run_ids"]),
     }
 

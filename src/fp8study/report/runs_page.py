@@ -73,11 +73,12 @@ def _study(rows: pd.DataFrame, stored: Mapping[str, StoredRun]) -> str:
     shown = Shown(stored, varied, made_by=len(made) > 1)
     arms = [_arm(group, shown) for _, group in rows.groupby("arm_key", sort=False)]
     names = ", ".join(f"`{name}`" for name in varied) or "nothing but time"
+    differ = f" that differ in {names}" * (len(runs) > 1)
     by = "" if shown.made_by else f" Made by {escape(made.pop())}."
     return "\n\n".join([
         f"## {escape(study)} on {escape(machine_name(machine))}",
         " ".join(escape(q) for q in list(filter(None, questions))[-1:]),
-        f"{count(len(runs), 'run')} that differ in {names}.{by}",
+        f"{count(len(runs), 'run')}{differ}.{by}",
         raw(html="\n".join(arms)).data,
     ])  # fmt: skip
 
@@ -165,11 +166,14 @@ def _software(record: RunRecord) -> str:
 
 def _record(run: StoredRun) -> str:
     place = "" if run.machine_label == "local" else "reference/"
-    path = html.escape(f"results/{place}{run_path(run)}")
+    path, url_path = (
+        html.escape(f"results/{place}{part}")
+        for part in (f"{run.machine_label}/{run.record.study}/{run.record.run_id}", run_path(run))
+    )
     file = run.run_dir / "run.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else "unknown"
     url = html.escape(repository_url())
-    link = f'<a href="{url}/tree/HEAD/{path}">{path}</a>' if url and place else path
+    link = f'<a href="{url}/tree/HEAD/{url_path}">{path}</a>' if url and place else path
     return f"{link}; SHA-256 of run.json {digest}…"
 
 

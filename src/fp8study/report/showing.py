@@ -14,6 +14,7 @@ def instruments_text(record: RunRecord) -> str:
     why = f": {record.status_detail}" if record.status_detail else ""
     lines = [f"{record.run_id} ({record.status}{why})"]
     use = results | {"run_tflops": found.get("ceilings", {}).get("run_tflops")}
+    lines += _lines("loss", results, _LOSS)
     lines += _lines("time", results, _TIME) + _lines("use", use, _USE)
     lines += _lines("memory", found.get("memory", {}), _MEMORY)
     lines += _lines("energy", found.get("energy", {}), _ENERGY)
@@ -36,6 +37,10 @@ def instruments_text(record: RunRecord) -> str:
 
 
 #: Key → what it is called and how its value is written.
+_LOSS = {
+    "loss_last20_mean": "{:.4f} nats, mean of the last 20 steps",
+    "validation_loss": "{:.4f} nats on text that was kept out",
+}
 _TIME = {
     "step_time_ms_median": "{:.1f} ms a step (median)",
     "step_time_ms_p10": "{:.1f} ms (10th percentile)",

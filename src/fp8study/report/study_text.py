@@ -60,6 +60,14 @@ def _race(row: Mapping[Hashable, Any]) -> str:
     return f"; time to one loss there {number(-row['saved_pct'], '+.1f')} % ({facts})"
 
 
+#: What a configuration only names, by the column that tells whether it is the same.
+_MAY_CHANGE = {
+    "corpus_sha256": "on different texts, as the corpus",
+    "num_parameters": "models of different sizes, as the model's file",
+    "config_sha256": "models of different shapes, as the model's file",
+}
+
+
 def _why_none(gaps: pd.DataFrame, runs: pd.DataFrame) -> str:
     if gaps.empty:
         ended = runs[runs["status"].isin(["completed", "diverged"])]
@@ -67,11 +75,13 @@ def _why_none(gaps: pd.DataFrame, runs: pd.DataFrame) -> str:
         if fp8.any() and not fp8.all():
             if ended.loc[~fp8, "status"].eq("diverged").all():
                 return "BF16 diverged; lower learning_rate"
-            if not {*ended.loc[fp8, "corpus_sha256"]} & {*ended.loc[~fp8, "corpus_sha256"]}:
-                return (
-                    "FP8 and BF16 trained on different texts, as the corpus has changed between "
-                    "them; move the runs of one of them away, and do them again"
-                )
+            for column, what in _MAY_CHANGE.items():
+                known = ended[column].fillna("")
+                if not {*known[fp8]} & {*known[~fp8]}:
+                    return (
+                        f"FP8 and BF16 trained {what} has changed between them; move the runs of "
+                        "one of them away, and do them again"
+                    )
         return "no FP8 run has a BF16 one beside it"
     if says_nothing(gaps).any():
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from fp8study.analysis.laws.nearby import changed
@@ -14,11 +15,13 @@ from fp8study.core.field_types import shown
 from fp8study.core.fields import PLAIN, varying
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
+from fp8study.core.records import read_record
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
 from fp8study.core.words import count
 from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
+from fp8study.run.chosen.study import too_few_pairs
 from fp8study.run.defaults import better_than_asked
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.slurm.profile import Profile
@@ -142,7 +145,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         f"Study {study.name}: {study.question}",
         f"On {where}. {count(len(study.runs), 'run')}, {num_done} done, "
         f"{len(pending)} to do"
-        + ("." if cluster else f", about {minutes:,.0f} min.")
+        + ("." if cluster or not pending else f", {_about(minutes)}.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
         f"{judged}." + f" Expected: {study.expectation}" * bool(study.expectation),
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
@@ -153,6 +156,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
             "Synthetic text is easier than real text: judge losses on SET='corpus=text:my.txt'."
         ]
     lines += _repeated(with_losses)
+    compares = len({config.is_fp8 for config in with_losses}) == 2
     rows = [[_cell(name, values) for name in varied] for values in chosen]
     if machine.gpus:
         rows = [[*row, *_costs(run)] for run, row in zip(study.runs, rows, strict=True)]
@@ -163,7 +167,8 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         lines.append(f"  {state:<7} {run.config.digest()}  {cells}".rstrip())
     notes = (
         None if cluster else unsupported_gpu(),
-        *study.notes,
+        *dict.fromkeys((*study.notes, *(too_few_pairs(study) if compares else ()))),
+        _other_margin(study, pending),
         _without_hub(pending),
         _unpaired(pending, impossible),
         *_faster_ways(study, pending, machine),
@@ -174,6 +179,26 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))
+
+
+def _about(minutes: float) -> str:
+    return f"about {minutes:,.0f} min" if minutes >= 1 else "about a minute"
+
+
+def _other_margin(study: Study, pending: list[PlannedRun]) -> str | None:
+    """Say that runs are done that will be judged by another margin than the study's file has."""
+    stated = set()
+    for run in study.runs:
+        with suppress(UserError):  # no record, or one that another line is about
+            if run not in pending:
+                judgement = read_record(run.run_dir / "run.json").judgement
+                stated.add(judgement.get("margin_pct", study.margin_pct))
+    if not (others := sorted(stated - {study.margin_pct})):
+        return None
+    return (
+        f"margin_pct: done runs state ±{others[0]:g} %, and are judged by that; set it back, or "
+        f"move '{study.runs[0].run_dir.parent}' away"
+    )
 
 
 def _repeated(configs: list[ResolvedConfig]) -> list[str]:

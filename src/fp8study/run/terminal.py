@@ -32,6 +32,15 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
+def _run_folder(text: str) -> Path:
+    folder = _folder(text)
+    if any(folder.glob("*/run.json")) or any(folder.glob("*/*/run.json")):
+        raise typer.BadParameter(
+            f"'{text}' holds runs; name one of its own, as results/local/mine/first"
+        )
+    return folder
+
+
 def _number_of_tokens(text: str) -> float:
     """Read 160e9, 160B or 1.5T."""
     number, suffix = text.strip(), text.strip()[-1:].upper()
@@ -99,7 +108,7 @@ Reference = Annotated[
 ]
 RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")]
 OutDir = Annotated[
-    Path | None, typer.Option(parser=_folder, metavar="PATH", help="The run's folder.")
+    Path | None, typer.Option(parser=_run_folder, metavar="PATH", help="The run's folder.")
 ]
 TablesDir = Annotated[
     Path | None, typer.Option(parser=_folder, metavar="PATH",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ import torch
 from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, attention_taken_over, cautions
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.presets import PRESETS
 from fp8study.core.record_shape import INSTEAD
 from fp8study.measure.clock import FinishedStep
 from fp8study.model.fsdp.patches import unchecked, without_copy_engines
@@ -18,6 +21,8 @@ from fp8study.model.sharding import parameters_outside_optimizer_pct
 from fp8study.model.swiglu import asks_for_kernels, num_gated
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from fp8study.train.trainer import Trainer
 
 
@@ -49,7 +54,16 @@ def binding_facts(trainer: Trainer) -> dict[str, Any]:
         "num_linear_fp8": trainer.audit["num_linear_fp8"],
         "parameters_outside_optimizer_pct": outside,
         "parameter_dtype": str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
-    }
+    } | _shape(trainer.config.model, trainer.bare_model.config)
+
+
+def _shape(model: str, config: PreTrainedConfig) -> dict[str, str]:
+    """Return a hash of the shape of a model that is no preset: its file may change between runs."""
+    if model in PRESETS:
+        return {}
+    told = {n: v for n, v in config.to_dict().items() if n not in ("_name_or_path", "dtype")}
+    text = json.dumps(told, sort_keys=True, default=str)
+    return {"config_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def warnings(trainer: Trainer) -> list[str]:

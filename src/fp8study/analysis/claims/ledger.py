@@ -93,6 +93,11 @@ def check_choice(document: str | None, verdict: str | None, ids: Sequence[str]) 
         for name in ids
         if name not in of
     ]
+    wrong += [
+        f"ID: '{name}' is of document {of[name]}; leave --document {document} out"
+        for name in ids
+        if of.get(name, document) != document and document is not None
+    ]
     if wrong:
         raise UserError("\n".join(wrong))
 

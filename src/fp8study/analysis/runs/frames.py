@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -98,15 +97,8 @@ def runs_frame(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:
     rows = [_row(run) | {"host_hash": host} for run, host in zip(runs, _hosts(runs), strict=True)]
     frame = _typed({name: [row[name] for row in rows] for name in RUN_COLUMNS}, RUN_COLUMNS)
     frame["speed_only"] = frame["speed_only"].fillna(False)
-    for place, group in frame.groupby(["machine", "study"], sort=False):
+    for _, group in frame.groupby(["machine", "study"], sort=False):
         stated = sorted(group["margin_pct"].dropna().unique()) or [LOSS_MARGIN_PCT]
-        if len(stated) > 1:
-            said = " and ".join(f"{margin:g}" for margin in stated)
-            warnings.warn(
-                f"{'/'.join(map(str, place))}: its runs state margins of {said} %; their losses "
-                "get no verdict until they agree",
-                stacklevel=2,
-            )
         frame.loc[group.index, "margin_pct"] = stated[0] if len(stated) == 1 else math.nan
     return frame
 
@@ -250,6 +242,7 @@ def _trained(record: RunRecord) -> str:
         record.data.get("corpus_sha256"),
         record.data.get("tokenizer_sha256"),
         record.model.get("num_parameters"),
+        record.model.get("config_sha256"),
         record.versions.get("transformers"),
         *(record.model.get(f"init_{name}") for name in ("sha256", "step", "precision")),
     ]

@@ -69,11 +69,11 @@ def study_here(
     if machine.gpus and not values.keys().isdisjoint(_LENGTHS):
         study = _timed_anew(study, machine)
     if not study.speed_only and not values.keys().isdisjoint(("precision", "seed")):
-        study = dataclasses.replace(study, notes=(*study.notes, *_too_few_pairs(study)))
+        study = dataclasses.replace(study, notes=(*study.notes, *too_few_pairs(study)))
     return study, values
 
 
-def _too_few_pairs(study: Study) -> tuple[str, ...]:
+def too_few_pairs(study: Study) -> tuple[str, ...]:
     """Say that what is set leaves too little to compare losses."""
     configs = [run.config for run in study.runs]
     fp8, bf16 = ({c.seed for c in configs if c.is_fp8 == is_fp8} for is_fp8 in (True, False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import shutil
 import typing
 from collections.abc import Sequence
@@ -119,6 +120,9 @@ def study_there(
 ) -> tuple[Study, dict[str, Any], Machine, Profile | None]:
     """Return what `study_here` does, and the machine: the one at hand, or a cluster's node.
 
+    From here on we are in the checkout's folder, as its runs will be: what a study names by a
+    relative path is found there.
+
     Raises:
         UserError: As `study_here` and `read_profile`, or no study is named for a profile.
     """
@@ -132,6 +136,7 @@ def study_there(
     else:
         cluster = read_profile(profile)
         machine = cluster.machine
+    os.chdir(project_root())
     study, chosen = study_here(machine, name, values, budget)
     return dataclasses.replace(study, on_gpu=bool(machine.gpus)), chosen, machine, cluster
 

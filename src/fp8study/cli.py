@@ -44,6 +44,7 @@ from fp8study.run.terminal import (
     Tokens,
     VerdictName,
     complain,
+    outcome_text,
     parse_assignments,
     say,
     using_model,
@@ -218,8 +219,7 @@ def run(
         raise stopped(config, run_dir, set_ or []) from None
     finally:
         print()  # ends the line of its progress, before any complaint
-    why = f" ({record.status_detail})" * bool(record.status_detail)
-    say(f"{record.status}: {run_dir}/run.json{why}{warnings_text(record)}")
+    say(f"{record.status}: {run_dir}/run.json{outcome_text(record)}{warnings_text(record)}")
 
 
 @app.command()

@@ -85,6 +85,7 @@ def test_rowwise_with_activation_checkpointing_and_bf16_masters(run: Run) -> Non
     )  # fmt: skip
     assert record.status == "completed"
     assert record.model["parameter_dtype"] == "bfloat16"
+    assert "config_sha256" not in record.model  # of a preset
     assert record.results["loss_last20_mean"] < record.results["loss_start"] - 0.2
 
 
@@ -207,6 +208,11 @@ def test_a_folder_with_only_a_configuration_gets_a_tokenizer_of_its_own(tmp_path
     assert any("no nn.Linear" in warning for warning in record.warnings)
     with pytest.raises(UserError, match="more than the 64 positions"):
         launch_tiny(tmp_path / "x", sequence_length=65, **values)
+    config["activation_function"] = "relu"  # as many weights
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
+    edited = launch_tiny(tmp_path / "edited", **values)
+    assert edited.model["num_parameters"] == record.model["num_parameters"]
+    assert edited.model["config_sha256"] != record.model["config_sha256"]
 
 
 def test_metrics_are_json_lines_with_units_in_their_names(run: Run) -> None:

@@ -293,6 +293,17 @@ def say(text: str) -> None:
     print(fit(text), flush=True)
 
 
+def outcome_text(record: RunRecord) -> str:
+    """Write how a run ended: why so, or with which loss."""
+    if record.status_detail:
+        return f" ({record.status_detail})"
+    losses = {"": "loss_last20_mean", " on held-out text": "validation_loss"}
+    said = (
+        f"{record.results[n]:.4f}{where}" for where, n in losses.items() if record.results.get(n)
+    )
+    return f", loss {text}" if (text := ", ".join(said)) else ""
+
+
 def warnings_text(record: RunRecord) -> str:
     """Write a record's warnings, and if its text was short, each below what was said before."""
     said, passes = list(record.warnings), record.data.get("epochs") or 0.0

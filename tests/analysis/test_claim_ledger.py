@@ -23,6 +23,7 @@ from fp8study.analysis.claims.ledger import (
     machine_gpus,
     settles,
 )
+from fp8study.analysis.runs.frames import run_path
 from fp8study.core.errors import UserError
 from fp8study.core.studies import load_study
 from fp8study.report.ledger import ledger_text
@@ -106,6 +107,24 @@ def test_a_finding_without_evidence_is_no_verdict() -> None:
     for name, claim in CLAIMS.items():
         found = judge_claim(claim, empty)
         assert (found.verdict in (OPEN, ELSEWHERE)) == (name not in arithmetic), name
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_cpu_emulates_answers_only_where_no_gpu_does(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one's own: a toy would answer before the GPUs of the reference."""
+    monkeypatch.setitem(
+        TESTS, "A15",
+        lambda of, _: Finding(YES, "it has runs", runs=(*map(run_path, of.stored),)),
+    )  # fmt: skip
+    ours, theirs = Frames(pair(12)), Frames(pair(12), "h200x8")
+    for run in ours.stored:
+        run.record.machine["device"] = device
+    alone = judge(report_of(ours.stored), ["A15"])
+    beside = judge(report_of([*ours.stored, *theirs.stored]), ["A15"])
+    assert [each.is_own for each in alone] == [True]
+    assert [each.is_own for each in beside] == ([True, False] if device == "cuda" else [False])
 
 
 def test_two_machines_are_never_pooled() -> None:

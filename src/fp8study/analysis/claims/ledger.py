@@ -115,13 +115,14 @@ def judge(
 ) -> list[Judged]:
     """Judge every claim, or those of some ids, a document or a verdict, by every class of machines.
 
-    One's own comes first, then those that decide, then that of the most runs. The first is the
+    One's own GPUs come first, then those that decide, then that of the most runs. The first is the
     verdict by which claims are chosen and counted.
 
     A class that has nothing to say of a claim is left out where another one has; of classes without
     a run that decides, the one with the most runs is kept, the CPU last.
     """
     gpus = machine_gpus(frames.runs)
+    emulated = {"CPU", *[_OURS] * (gpus.get(_OWN) == "CPU")}
     by_gpu, by_architecture = (
         {name: Tables(frames, labels) for name, labels in machine_classes(gpus, pooled).items()}
         for pooled in (False, True)
@@ -133,10 +134,10 @@ def judge(
         tables = by_architecture if claim.pooled else by_gpu
         found = {kind: judge_claim(claim, of_class) for kind, of_class in tables.items()}
         telling = {kind: finding for kind, finding in found.items() if finding.runs}
-        if len(telling) > 1:
-            telling.pop("CPU", None)  # emulated: it speaks where no GPU does
+        if real := telling.keys() - emulated:  # they speak where no GPU does
+            telling = {kind: telling[kind] for kind in found if kind in real}
         if not telling:
-            by_size = sorted(found, key=lambda kind: (kind == "CPU", -len(tables[kind].stored)))
+            by_size = sorted(found, key=lambda kind: (kind in emulated, -len(tables[kind].stored)))
             telling = {kind: found[kind] for kind in by_size[:1]}
         answers = sorted(telling.items(), key=_most_telling)
         if answers and verdict not in (None, answers[0][1].verdict):

@@ -66,6 +66,8 @@ from tests.factories import finish, make_record
         (["run", "--set", "foo=1"], ["--set: unknown parameter 'foo'"]),
         (["run", "--set", "precision="], ["--set: 'precision=' has no value", "or leave it out"]),
         (["run", "--set", "skip="], ["--set: 'skip=' has no value", "or 'skip=[]' for none"]),
+        (["run", "--set", "model=~"], ["--set: model: null is not valid; give a value"]),
+        (["run", "--set", "corpus=text:~/no.txt"], [f"there is no file '{Path.home()}/no.txt'; "]),
         (["run", "--set", "attention="], ["--set: 'attention=' has no value", "attention=null"]),
         (["run", "--set", "="], ["--set: '=' is no assignment"]),
         (["plan", "--set", "corpus=text:my", "--set", "text.txt"], ["make's SET takes no value"]),

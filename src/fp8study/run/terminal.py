@@ -209,6 +209,10 @@ def warnings_in_a_line() -> Iterator[None]:
                 warnings.showwarning(item.message, item.category, item.filename, item.lineno)
 
 
+#: A path from one's home, where a value begins with one.
+_HOME = re.compile(r"^(text:)?~/")
+
+
 def parse_assignments(assignments: list[str] | None, option: str = "--set") -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in assignments or []:
@@ -226,6 +230,7 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
             raise UserError(f"{option}: '{assignment}' has no value; write field=value, or {none}")
         if name in values:
             raise UserError(f"{option}: '{name}' is given twice; leave all but one out")
+        text = _HOME.sub(rf"\1{Path.home()}/", text)  # which a shell leaves as it is behind a sign
         try:
             # A pattern such as *.o_proj is a text, not one of YAML's aliases.
             value = text if text.startswith("*") else read_yaml(text)
@@ -236,6 +241,8 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
                 f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "
                 "brackets"
             ) from None
+        if values[name] is None and DEFAULTS.get(name) is not None:
+            raise UserError(f"{option}: {name}: null is not valid; give a value, or leave it out")
     return values
 
 

@@ -163,7 +163,7 @@ def _store_pairs(results: Path, gaps: list[float], highest: float = 12.0, **chan
             told = {"loss_start": 12.0, "loss_last20_mean": end}
             record = make_record(precision=precision, seed=seed, results=told, **changes)
             rise = highest if precision == "bf16" else 12.0
-            store(results, "reference/box", record, [12.0, rise, end])
+            store(results, "reference/box", record, [12.0, rise, *[end] * 20])
 
 
 def test_pairs_scatter_within_arms_by_learning_rate(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_killed_pipeline_loses_no_finished_run(checkout: Path) -> None:
 
 
 def test_a_corpus_that_is_too_short_is_met_before_any_run(checkout: Path) -> None:
-    (checkout / "short.txt").write_text("A very short story.")
+    (checkout / "short.txt").write_text("A very short story. " * 3)  # in bytes it is long enough
     line = one_line(fp8study(*REPRODUCE, "--set", "corpus=text:short.txt"))
     assert "is longer than the corpus" in line
     assert not list((checkout / "results/local/tiny").glob("*/papermill.log"))

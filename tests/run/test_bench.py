@@ -81,7 +81,9 @@ def test_runs_that_cannot_be_done_here_leave_no_call_unfinished(checkout: Path) 
     assert not (checkout / "results" / "local" / "bench").exists()
 
 
-def test_a_baseline_is_of_the_same_hardware(checkout: Path) -> None:
+def test_a_baseline_is_of_the_same_hardware(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = checkout / "results"
     assert find_baseline("bench", WITH_GPU) is None
     store(results, "reference/h100x8", make_record(study="bench", machine={"gpu_name": "H100"}))
@@ -91,6 +93,7 @@ def test_a_baseline_is_of_the_same_hardware(checkout: Path) -> None:
     newer = store(results, "reference/h200x2", make_record(study="bench"))
     (newer / "run.json").write_text('{"schema_version": 99}')
     assert find_baseline("bench", WITH_GPU) == results / "reference" / "h200x8" / "bench"
+    assert f"left out: BASELINE: {newer}/run.json: schema" in capsys.readouterr().err
     store(results, "baseline", make_record(study="bench-cpu", machine=CPU))
     assert find_baseline("bench-cpu", WITHOUT) == results / "baseline" / "bench-cpu"
 

@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fp8study.core.files import own_results, results_dir
 from fp8study.core.studies import PlannedRun, Study, load_study
 from fp8study.run.machine import Machine
 from fp8study.run.pipeline import check_results, run_study
+from fp8study.run.terminal import complain
 
 
 def bench_for(machine: Machine) -> str:
@@ -34,15 +34,21 @@ def bench_for(machine: Machine) -> str:
 def find_baseline(study: str, machine: Machine) -> Path | None:
     """Return a study's committed results on such hardware: GPUs of the same name, or none.
 
-    A folder is passed over if one of its records cannot be read: to measure needs no baseline.
+    A folder one of whose records cannot be read is named and left out: to measure needs none.
     """
     folders = [results_dir() / "baseline" / study]
     folders += sorted((results_dir() / "reference").glob(f"*/{study}"))
     ours = machine.gpus[0].name if machine.gpus else None
     for folder in folders:
-        with suppress(UserError):
-            if read_folder(folder, "BASELINE")[0].machine.get("gpu_name") == ours:
-                return folder
+        if not any(folder.rglob("run.json")):
+            continue
+        try:
+            record, *_ = read_folder(folder, "BASELINE")
+        except UserError as error:
+            complain(f"left out: {error}")
+            continue
+        if record.machine.get("gpu_name") == ours:
+            return folder
     return None
 
 

@@ -147,8 +147,9 @@ def _of_going_on() -> list[str]:
     texts += [
         f"{told.replace(' % (', ' % on held-out text (')} and {trained_too}, five seeds",
         f"its pairs scatter by {one(alone, starts_from=TRAINED)['scatter_pct']:.2f} %",
-        f"a 3B, at 1e-4, {told}, five",
+        f"a 3B {told}, five",
     ]
+    texts += _of_an_8b_going_on()
     both = runs[runs["study"].isin(["continue-in-fp8", "new-text"])]
     scatter = scatter_table(metrics_frame(stored("h200x2")), both).set_index("starts_from")
     assert set(scatter["learning_rate"]) == {3e-4}
@@ -159,6 +160,38 @@ def _of_going_on() -> list[str]:
         f"by {anew['scatter_pct']:.2f} %: {on['num_to_decide']} seeds decide, or "
         f"{anew['num_to_decide']}",
         f"{_held_out(texts[0])}, four seeds",
+    ]
+
+
+def _of_an_8b_going_on() -> list[str]:
+    """What is said of the study continue-8b, on one GPU and on four."""
+    runs = runs_frame(stored("h200x4"))
+    runs = runs[runs["study"] == "continue-8b"]
+    texts = []
+    for num_gpus, num_seeds in ((1, 4), (4, 3)):
+        trained, held_out = (
+            one(loss_gap_table(runs, loss=loss), num_gpus=num_gpus)
+            for loss in ("loss_last20_mean", "validation_loss")
+        )
+        assert trained["verdict"] == held_out["verdict"] == "equivalent"
+        assert trained["num_pairs"] == held_out["num_pairs"] == num_seeds
+        gap, within = per_cent(held_out["gap_pct"], 2), f"(90 % CI {gap_ends(held_out, 90)})"
+        texts += [
+            f"{gap} on held-out text {within}",
+            f"{per_cent(trained['gap_pct'], 2)} in training ({gap_ends(trained, 90)}) on "
+            + ("one GPU, four seeds" if num_gpus == 1 else "four, three seeds"),
+            f"at 1e-4, an 8B: {gap}** {within}, four seeds"
+            if num_gpus == 1
+            else f"on 4 GPUs {gap} {within}, three",
+        ]
+    alone = one(scatter_table(metrics_frame(stored("h200x4")), runs), starts_from=TRAINED)
+    assert alone["num_pairs"] == 7
+    early = one(validation_curve(stored("h200x4"), runs), num_gpus=1, step=100)
+    assert early["verdict"] == "undecided"
+    return [
+        *texts,
+        f"the seven pairs scatter by {alone['scatter_pct']:.2f} %",
+        f"{per_cent(early['gap_pct'], 2)} (95 % CI {ends(early, '{}_95', 2)}) on one GPU",
     ]
 
 

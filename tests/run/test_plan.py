@@ -1,5 +1,7 @@
 """What a study's plan says of its losses, of what was expected and of runs without a partner."""
 
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import yaml
 from fp8study.core.studies import Study, load_study
 from fp8study.run.machine import Machine
 from fp8study.run.plan import plan_text
+from tests.checkout import tiny_folder
 from tests.factories import finish
 
 LAPTOP = Machine((), 2)
@@ -56,6 +59,25 @@ def test_the_plan_says_what_leaves_losses_without_a_verdict() -> None:
     assert "margin_pct" not in plan_text(study, LAPTOP)
     text = " ".join(plan_text(load(factors=both, seeds=[0, 1, 2], margin_pct=5), LAPTOP).split())
     assert "margin_pct: done runs state ±0.25 %, and are judged by that; set it back, or" in text
+
+
+def test_the_plan_names_files_that_were_written_after_runs_with_them() -> None:
+    def shown() -> str:
+        return " ".join(plan_text(study, LAPTOP).split())
+
+    Path("my.txt").write_text("once upon a time " * 2000)
+    study = load(
+        base={"model": tiny_folder(Path("shape")), "corpus": "text:my.txt"}, seeds=[0, 1, 2]
+    )
+    began = datetime.now(UTC) + timedelta(minutes=1)
+    finish(*study.runs[:2], started_at=began.isoformat())
+    assert "was written" not in shown()
+    late = began.timestamp() + 60
+    os.utime("my.txt", (late, late))
+    assert "corpus: 'my.txt' was written after 2 done runs with it began" in shown()
+    assert "model: " not in shown()
+    os.utime("shape/config.json", (late, late))
+    assert "model: 'shape/config.json' was written after 2 done runs" in shown()
 
 
 def test_the_plan_says_what_was_expected_and_the_margin() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from fp8study.analysis.laws.nearby import changed
@@ -15,7 +18,7 @@ from fp8study.core.field_types import shown
 from fp8study.core.fields import PLAIN, varying
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
-from fp8study.core.records import read_record
+from fp8study.core.records import RunRecord, read_record
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
 from fp8study.core.words import count
 from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus, fewest_tokens
@@ -130,6 +133,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     impossible = impossible_runs(study, machine, cluster)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
+    done = _records(study, pending)
     possible = tuple(run for run in study.runs if run not in impossible)
     minutes = _minutes(pending, dataclasses.replace(study, runs=possible), machine)
     where = machine.gpus_in_words or f"{machine.num_cpus} CPU cores, FP8 emulated"
@@ -168,7 +172,8 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     notes = (
         None if cluster else unsupported_gpu(),
         *dict.fromkeys((*study.notes, *(too_few_pairs(study) if compares else ()))),
-        _other_margin(study, pending),
+        _other_margin(study, done),
+        *_written_since(done),
         _without_hub(pending),
         _unpaired(pending, impossible),
         *_faster_ways(study, pending, machine),
@@ -185,20 +190,42 @@ def _about(minutes: float) -> str:
     return f"about {minutes:,.0f} min" if minutes >= 1 else "about a minute"
 
 
-def _other_margin(study: Study, pending: list[PlannedRun]) -> str | None:
-    """Say that runs are done that will be judged by another margin than the study's file has."""
-    stated = set()
+def _records(study: Study, pending: list[PlannedRun]) -> list[RunRecord]:
+    """Return the records of runs that are done."""
+    records = []
     for run in study.runs:
         with suppress(UserError):  # no record, or one that another line is about
             if run not in pending:
-                judgement = read_record(run.run_dir / "run.json").judgement
-                stated.add(judgement.get("margin_pct", study.margin_pct))
+                records.append(read_record(run.run_dir / "run.json"))
+    return records
+
+
+def _other_margin(study: Study, done: list[RunRecord]) -> str | None:
+    """Say that runs are done that will be judged by another margin than the study's file has."""
+    stated = {record.judgement.get("margin_pct", study.margin_pct) for record in done}
     if not (others := sorted(stated - {study.margin_pct})):
         return None
     return (
         f"margin_pct: done runs state ±{others[0]:g} %, and are judged by that; set it back, or "
         f"move '{study.runs[0].run_dir.parent}' away"
     )
+
+
+def _written_since(done: list[RunRecord]) -> list[str]:
+    """Name texts and shapes of models whose file was written after runs with them had begun."""
+    later: Counter[tuple[str, str]] = Counter()
+    for record in done:
+        text, model = (str(record.config.get(name)) for name in ("corpus", "model"))
+        files = {"corpus": text.removeprefix("text:"), "model": f"{model}/config.json"}
+        began = datetime.fromisoformat(record.started_at).timestamp()
+        for name, file in files.items():
+            if Path(file).is_file() and Path(file).stat().st_mtime > began:
+                later[name, file] += 1
+    return [
+        f"{name}: '{file}' was written after {count(number, 'done run')} with it began, which will "
+        "not run again; if it says something else now, give it another name"
+        for (name, file), number in later.items()
+    ]
 
 
 def _repeated(configs: list[ResolvedConfig]) -> list[str]:

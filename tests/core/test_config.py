@@ -15,6 +15,7 @@ from fp8study.core.config import (
 from fp8study.core.errors import UserError
 from fp8study.core.fields import PLAIN
 from fp8study.core.path.switches import RETIRED
+from tests.checkout import tiny_folder
 from tests.core.test_refused_values import COPIES, KEPT, ONE_PASS
 
 #: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
@@ -102,6 +103,16 @@ def test_digest_ignores_the_order_and_the_spelling_of_values() -> None:
     assert one == other
     assert one.digest() == other.digest()
     assert len(one.digest()) == 8
+
+
+def test_a_folder_or_a_file_has_one_name_however_it_is_written(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "mine")
+    (tmp_path / "my.txt").write_text("once upon a time " * 500)
+    plain = {"model": folder, "corpus": f"text:{tmp_path}/my.txt"}
+    other = {"model": f"{tmp_path}/./mine/", "corpus": f"text:{tmp_path}//my.txt"}
+    assert make_config(plain) == make_config(other)
+    for name in ("owner/name", "./owner/name", "~/mine", "../mine"):
+        assert make_config({"model": name}).model == name
 
 
 @pytest.mark.parametrize(

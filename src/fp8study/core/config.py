@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -152,6 +153,9 @@ class ResolvedConfig(RunConfig):
         return self
 
 
+_PLACES = ("model", "tokenizer", "init_from", "corpus")
+
+
 def read_field(name: str, value: Any) -> Any:
     """Return an untyped value as a field has it, whatever the other fields are.
 
@@ -178,6 +182,12 @@ def _read(name: str, value: Any) -> Any:
     if name == "noise_at_steps":
         value = tuple(sorted(set(value)))
     FIELDS[name].check(name, value, DEFAULTS[name])
+    if name in _PLACES and "/" in str(value):  # mine and mine/ are one folder, so one model
+        *kind, place = str(value).rpartition("text:")
+        here = "./" * place.startswith(
+            "./"
+        )  # which alone tells ./owner/name from a name on the hub
+        value = "".join([*kind, here, os.path.normpath(place)])
     return value
 
 

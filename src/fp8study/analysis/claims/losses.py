@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,7 @@ from fp8study.analysis.claims.tables import Tables, along
 from fp8study.analysis.losses import gap_curves, judged_pairs, pass_table, passes_by
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy, pairs_of, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
@@ -114,8 +115,10 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
     if judged.empty or (judged := judged[_are_ends(judged["skip"])]).empty:
         return claim.open()
     best = judged.loc[[(judged["high_95"] - judged["low_95"]).idxmin()]]
-    found, timed = best.iloc[0], _timed_skipping(tables)
+    found, timed = best.iloc[0], _timed_skipping(tables, _are_ends)
     cost = (timed["speedup_pct_before"] - timed["speedup_pct"]).median()
+    head = _timed_skipping(tables, lambda skip: skip == "lm_head")
+    head = head[head["arm_before"].str.contains(FP8_HEAD)]  # as the tuned path computes it
     kept, plain = (found[f"bf16_verdict{end}"] == "equivalent" for end in ("", "_before"))
     verdict, so = Verdict.CONTRADICTED, ""
     if found["verdict"] == "undecided":
@@ -131,8 +134,14 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
         moves = f"{'falls' if cost > 0 else 'rises'} by {abs(cost):.1f} points"
         moves = "moves by less than 0.1 points" if abs(cost) < 0.05 else moves
         said = f"FP8's lead {moves} with them ({gpus})"
+    if len(head):
+        falls = head["speedup_pct_before"] - head["speedup_pct"]
+        said += (
+            f"; with the last alone, on the tuned path, it falls by {ends(falls, '.1f')} points in "
+            + count(len(falls), "setting")
+        )
     return claim.found(
-        verdict, figure, best, timed, seeds=found["num_pairs"], margin=found["margin_pct"],
+        verdict, figure, best, timed, head, seeds=found["num_pairs"], margin=found["margin_pct"],
         cost=said,
         own=_gap_text(found, ""), plain=_gap_text(found, "_before"), so=so, found=found["verdict"],
     )  # fmt: skip
@@ -143,13 +152,13 @@ def _gap_text(row: pd.Series, end: str) -> str:
     return f"{row[f'bf16_gap{end}']:+.2f} % ({row[f'bf16_verdict{end}']})"
 
 
-def _timed_skipping(tables: Tables) -> pd.DataFrame:
-    """Return FP8's leads with the first and last layer in BF16, and with none ``_before``."""
+def _timed_skipping(tables: Tables, skipped: Callable[[pd.Series], pd.Series]) -> pd.DataFrame:
+    """Return FP8's leads with what is `skipped` in BF16, and with nothing ``_before``."""
     by_arm = _with_text(tables, "skip").drop_duplicates("arm_key").set_index("arm_key")["skip"]
     cells = tables.cells.assign(skip=tables.cells["arm_key"].map(by_arm))
     keys = ["machine", "study", "model", "num_gpus", "setting", "precision"]
     none = cells[cells["skip"] == ""]
-    return cells[_are_ends(cells["skip"])].merge(none, on=keys, suffixes=("", "_before"))
+    return cells[skipped(cells["skip"])].merge(none, on=keys, suffixes=("", "_before"))
 
 
 @judges("B01")

@@ -41,7 +41,7 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
     [
         ({"num_gpus": 2}, "--set: 'num_gpus' is an option of its own; give --num-gpus"),
         ({"strategy": "ddp"}, "--set: 'strategy' is fixed: the laws are of FSDP2, .* time both: "),
-        ({"init_from": "a"}, "^--set: 'init_from' is no matter of speed; leave it out: the study"),
+        ({"init_from": "a"}, "^--set: 'init_from' is no matter of speed; leave it out: an answer"),
         ({"skip": "*.o_proj"}, "--set: 'skip' is no field"),  # a lead of other layers
         ({"master_dtpye": "bf16"}, "did you mean 'master_dtype'"),
         ({"master_dtype": "fp16"}, "master_dtype: 'fp16' is not valid"),
@@ -55,7 +55,10 @@ def test_other_fields_are_checked(fields: dict[str, Any], named: str) -> None:
 def test_days_follow_from_tokens_gpus_and_rates() -> None:
     found = ask("llama-3.1-8b", 1, "h200", None, 86400e6)
     days = 1e6 / found.options[0].tokens_per_second_per_gpu.value
-    assert f"days for 86 billion tokens, at these rates: {days:,.1f} in BF16" in advice_text(found)
+    assert (
+        f"86 billion tokens (--tokens) take at best, in days: {days:,.1f} in BF16"
+        in advice_text(found)
+    )
     size = ask("llama-3.1-8b", 1, "h200").tokens
     assert size == pytest.approx(20 * 8.03e9, rel=0.01)
 

@@ -79,7 +79,7 @@ def test_where_no_timing_holds_the_law_answers_and_the_reason_is_told() -> None:
     assert found.verdict.lead_pct.kind == PREDICTED and found.verdict.num_void == 2
     assert found.verdict.action == CHECK
     said = " ".join(advice_text(found).split())
-    assert "Not counted: 2 runs of this setting, as torch took memory from the driver" in said
+    assert "Not counted: 2 runs of this setting, in which torch still allocated" in said
 
 
 def test_it_is_told_how_far_the_leads_of_hosts_that_disagree_are_apart() -> None:
@@ -206,7 +206,10 @@ def test_neighbours_are_told_the_same() -> None:
 
 def test_measure_more_says_why() -> None:
     text = " ".join(advice_text(ask("llama-3.1-8b", 8, "h100-80gb")).split())
-    assert "By the laws: measure more, as the lead may lie on either side of 3 %." in text
+    assert (
+        "Measure more (by the laws, not measured), as the lead may lie on either side of 3 %."
+        in text
+    )
 
 
 def test_a_graph_timed_before_its_gradients_shared_memory_still_answers() -> None:

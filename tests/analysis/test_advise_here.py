@@ -101,7 +101,7 @@ def test_own_runs_that_do_not_count_are_told_beside_what_others_measured(tmp_pat
     assert before.num_void == 0 and found.verdict.num_void == len(before.lead_pct.run_ids)
     assert dataclasses.replace(found.verdict, num_void=0) == before
     said = " ".join(advice_text(found).split())
-    assert f"Not counted: {found.verdict.num_void} runs of this setting, as torch" in said
+    assert f"Not counted: {found.verdict.num_void} runs of this setting, in which torch" in said
 
 
 def test_only_the_gpu_that_is_here_can_be_measured():

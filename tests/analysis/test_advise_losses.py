@@ -25,8 +25,10 @@ def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
     assert "llama-3.2-1b" in near.loss_evidence[0] and "validation loss" in near.loss_evidence[0]
     (run, *_) = (RESULTS / "h200x2" / "new-text").glob("llama-3.2-1b-fp8_tensorwise-*")
     seen = read_record(run / "run.json").data["num_tokens_seen"] / 1e6
-    assert any(f"{seen:.3g} million tokens, its text read" in line for line in far.loss_evidence)
-    assert f"training on more than {seen:.3g} million tokens" in near.loss_uncovered
+    assert any(f"{seen:.3g} million tokens, " in line for line in far.loss_evidence)
+    assert (
+        f"training on more than {seen:.3g} million tokens with llama-3.2-1b" in near.loss_uncovered
+    )
     assert any("qwen3-14b itself" in line for line in far.loss_uncovered)
 
 
@@ -53,6 +55,17 @@ def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
 def test_the_loss_on_the_nearest_number_of_gpus_comes_first(num_gpus: int, where: str) -> None:
     first = advice("llama-3.1-8b", num_gpus=num_gpus).loss_evidence[0]
     assert first.startswith(f"llama-3.1-8b on {where}, "), first
+
+
+def test_going_on_is_told_on_the_nearest_number_of_gpus_and_so_are_other_trainers() -> None:
+    one, eight = (advice("llama-3.1-8b", num_gpus=number) for number in (1, 8))
+    told = "from trained weights at 0.0001 the loss of llama-3.1-8b is equivalent: "
+    assert one.from_weights.startswith(told) and one.from_weights != eight.from_weights
+    assert one.from_weights in " ".join(advice_text(one).split())
+    assert "with llama-3.1-8b: torchtitan" in eight.other_trainers
+    assert "(4 GPUs, h200x4)" in eight.other_trainers and "(1 GPU, " in one.other_trainers
+    assert eight.other_trainers in " ".join(advice_text(eight).split())
+    assert advice("qwen3-32b", num_gpus=8).other_trainers == ""  # four times as large as any
 
 
 def test_how_far_an_undecided_loss_is_off_is_told_with_it() -> None:

@@ -10,6 +10,7 @@ from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.evidence import Decisions
 from fp8study.analysis.advice.figures import MEASURED
 from fp8study.analysis.advice.loss_evidence import read_loss_gaps
+from fp8study.analysis.advice.other_trainers import read_peers_leads
 from fp8study.analysis.laws.cells import read_runs, recorded_config
 from fp8study.core.hardware import find_peak
 from fp8study.report.advice_text import advice_text
@@ -19,7 +20,9 @@ from tests.checkout import ROOT
 
 @pytest.fixture(scope="module")
 def advisor():
-    return Advisor(read_runs(ROOT / "results"), read_loss_gaps(ROOT / "results"), Decisions([]))
+    results = ROOT / "results"
+    gaps, peers = read_loss_gaps(results), read_peers_leads(results)
+    return Advisor(read_runs(results), gaps, Decisions([]), peers)
 
 
 @pytest.fixture(scope="module", params=["h100x1", "h200x1", "h200x2", "h200x4"])

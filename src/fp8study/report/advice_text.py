@@ -192,7 +192,7 @@ def _days(advice: Advice) -> str:
     unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
     spec = ",.1f" if min(hours.values()) >= 0.1 else ".2g"
     took = [f"{number / each:{spec}} in {label}" for label, number in hours.items()]
-    return f"  {unit} for {amount(advice.tokens)} tokens, at these rates: {', '.join(took)}"
+    return f"  {amount(advice.tokens)} tokens (--tokens) take at best, in {unit}: {', '.join(took)}"
 
 
 def _option(option: Option, fits: bool) -> str:

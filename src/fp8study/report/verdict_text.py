@@ -48,8 +48,9 @@ def answer_lines(advice: Advice) -> list[str]:
     return [
         said, *_no_interval(advice), *_unchecked(advice), *_kept_from(advice),
         *_instead(advice), *_own_memory(advice),
-        *_loss(advice, advice.verdict),
+        *_loss(advice, advice.verdict), *_going_on(advice),
         *_clipped(advice), *also, *near, *_today(advice), *beside, *_larger(advice),
+        *[f"  {advice.other_trainers}"] * bool(advice.other_trainers),
     ]  # fmt: skip
 
 
@@ -121,12 +122,17 @@ def _own_memory(advice: Advice) -> list[str]:
 def _too_large(advice: Advice) -> str:
     """Say what would make it fit, and what FP8 gives then."""
     asked = "the speeds below are for GPUs that had the memory."
+    bf16, fp8 = (option.memory_gib.value for option in (advice.options[0], advice.chosen))
+    needs = (
+        f"It does not fit: {bf16:,.0f} GiB a GPU in BF16 and {fp8:,.0f} in FP8, of "
+        f"{advice.capacity_gib:,.0f}"
+    )
     first = next(iter(advice.remedies), None)
     if first is None or first.lead_pct is None:
-        return f"It does not fit; {asked}"
+        return f"{needs}; {asked}"
     lead = first.lead_pct
     return (
-        f"It does not fit. With {first.what} it does: FP8 then {lead_text(lead, ' %', '+.0f')} "
+        f"{needs}. With {first.what} it does: FP8 then {lead_text(lead, ' %', '+.0f')} "
         f"tokens/s, {lead.kind}. Without, {asked}"
     )
 
@@ -162,6 +168,12 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
         said += f" ({above})" * (above != study)
     ask = "; for yours add --set learning_rate=RATE" * (advice.learning_rate is None)
     return [f"  {said}{ask}"]
+
+
+def _going_on(advice: Advice) -> list[str]:
+    """Tell what is known of training that goes on, where its loss from random weights is open."""
+    known = advice.from_weights and advice.verdict.action in (FP8, CHECK)
+    return [f"  {advice.from_weights}"] * bool(known)
 
 
 def _today(advice: Advice) -> list[str]:
@@ -213,14 +225,14 @@ def verdict_text(verdict: Verdict) -> str:
     void = unsteady = ""
     if verdict.num_void:
         void = (
-            f" Not counted: {count(verdict.num_void, 'run')} of this setting, as torch took memory "
-            "from the driver meanwhile."
+            f" Not counted: {count(verdict.num_void, 'run')} of this setting, in which torch still "
+            "allocated memory while it was timed."
         )
     if verdict.num_unsteady:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
     if lead.kind == MODELLED:
-        action = f"Not measured. By the laws: {verdict.action}"
+        action += " (by the laws, not measured)"
     if verdict.action == MORE and lead.low is not None:
         action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
     return f"{action}. {verdict.label}: {says}{where}{unsteady}.{void}"

@@ -32,7 +32,8 @@ from fp8study.analysis.advice.figures import (
     of_cell,
     of_row,
 )
-from fp8study.analysis.advice.loss_evidence import formats_uncovered, nearest_losses
+from fp8study.analysis.advice.loss_evidence import formats_uncovered, from_weights, nearest_losses
+from fp8study.analysis.advice.other_trainers import other_trainers
 from fp8study.analysis.advice.otherwise import Otherwise
 from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws import account, memory, speed
@@ -67,10 +68,13 @@ class Advisor:
         runs: Committed ones, from `fp8study.analysis.laws.cells.read_runs`.
         loss_gaps: Rows of the report's table of loss gaps.
         decisions: What the report decides, of these runs and the reader's own.
+        peers: Other trainers' leads, from `read_peers_leads`.
     """
 
-    def __init__(self, runs: Runs, loss_gaps: pd.DataFrame, decisions: Decisions) -> None:
-        self.runs, self.loss_gaps, self.decisions = runs, loss_gaps, decisions
+    def __init__(
+        self, runs: Runs, loss_gaps: pd.DataFrame, decisions: Decisions, peers: pd.DataFrame
+    ) -> None:
+        self.runs, self.loss_gaps, self.decisions, self.peers = runs, loss_gaps, decisions, peers
         cells = cells_of(runs)
         self.timed = [cell for cell in cells if is_fitted(cell)]
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
@@ -175,7 +179,11 @@ class Advisor:
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
+            other_trainers=other_trainers(self.peers, shape, config.num_gpus),
             loss_evidence=evidence,
+            from_weights=from_weights(
+                self.loss_gaps, self.runs, shape, best.precision, config.num_gpus
+            ),
             loss_uncovered=(*uncovered, *formats_uncovered(config, first.loss)),
             changes=otherwise.changes(),
             commands=commands, study=study,

@@ -143,7 +143,11 @@ class Advice:
     """How far the laws were off, as frozen, in the tests that speak of this kind of GPU."""
     left_out: tuple[str, ...]
     """What the laws leave out."""
+    other_trainers: str
+    """What FP8 gave them, of a model about as large; empty where none was timed."""
     loss_evidence: tuple[str, ...]
+    from_weights: str
+    """Of the nearest model that went on from trained weights; empty where none did."""
     loss_uncovered: tuple[str, ...]
     changes: tuple[Change, ...]
     """Other tasks in which FP8's lead would be another."""

@@ -97,31 +97,10 @@ def nearest_losses(
     study; then of the most pairs of all, then of the longest training: of each the loss on text
     kept out, where that was scored. Last, of the nearest model that goes on from trained weights.
     """
-    if len(table):
-        table = comparisons(table)
-        table = healthy(table[table["precision"] == precision])
-        table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
-        table = table.astype({"num_gpus": int})  # of tables of which some are empty
-        # Not arms that put other layers into FP8 than runs do by default, or add up so.
-        table = table[~_says(table).str.contains(f"skips|{FAST_ACCUMULATION}")]
+    table = _of_recipe(table, runs, shape, precision)
     if table.empty:
         return (), (f"anything: no run of {precision} was compared with BF16",)
-    away = {
-        name: abs(shape_of(name).num_parameters - shape.num_parameters)
-        for name in table["model"].unique()
-    }
-    seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
-    rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
-    table = table.assign(
-        away=table["model"].map(away),
-        rate=[
-            " and ".join(sorted({rates[name] for name in ids.split() if name in rates}))
-            for ids in table["run_ids"]
-        ],
-        tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
-    ).sort_values(["num_pairs", "loss", "away"], ascending=[False, False, True], kind="stable")
-    from_weights = _says(table).str.contains(FROM_WEIGHTS)
-    trained, table = table[from_weights], table[~from_weights]
+    trained, table = _by_start(table)
     if table.empty:
         return (), (f"anything: no run of {precision} from random weights was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
@@ -147,18 +126,93 @@ def nearest_losses(
     )
     rows = rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4)
     evidence = [_told(row) for _, row in rows.iterrows()]
-    going_on = trained[trained["away"] == trained["away"].min()].head(1)
+    going_on = _nearest_on(trained, num_gpus)
     evidence += [f"{FROM_WEIGHTS}: {_told(row)}" for _, row in going_on.iterrows()]
-    uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
-    tested = table.loc[table["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL, "run_ids"]
-    of_pairs = {name for ids in tested for name in ids.split()}
-    sizes_of_steps = [
-        math.prod(int(record.config.get(field) or 1) for field in _OF_A_STEP)
-        for name, record in runs if name in of_pairs
-    ]  # fmt: skip
-    if sizes_of_steps:
-        uncovered.append(f"steps of more than {max(sizes_of_steps):,} tokens")
-    return tuple(evidence), (*uncovered, *_of_model(shape, nearest, sizes))
+    uncovered = [*_longer(table, nearest, runs), *_of_model(shape, nearest, sizes)]
+    return tuple(evidence), tuple(uncovered)
+
+
+def from_weights(
+    table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str, num_gpus: int
+) -> str:
+    """Say in one line how the nearest model ended that went on from trained weights, if any did."""
+    table = _of_recipe(table, runs, shape, precision)
+    near = _nearest_on(_by_start(table)[0], num_gpus) if len(table) else table
+    return "".join(
+        f"{FROM_WEIGHTS} at {row['rate']} the loss of {row['model']} is {row['verdict']}: "
+        f"{number(row['gap_pct'], '+.2f')} % ({row['interval']}; {row['machine']}/{row['study']})"
+        for _, row in near.iterrows()
+    )
+
+
+def _of_recipe(table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str) -> pd.DataFrame:
+    """Return the comparisons of a recipe with how far ``away`` each model is, in weights.
+
+    And with the learning ``rate`` and the most ``tokens`` of their runs; the most pairs first, then
+    the loss on unseen text, then the nearest model.
+    """
+    if table.empty:
+        return table
+    table = comparisons(table)
+    table = healthy(table[table["precision"] == precision])
+    table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
+    table = table.astype({"num_gpus": int})  # of tables of which some are empty
+    # Not arms that put other layers into FP8 than runs do by default, or add up so.
+    table = table[~_says(table).str.contains(f"skips|{FAST_ACCUMULATION}")]
+    away = {
+        name: abs(shape_of(name).num_parameters - shape.num_parameters)
+        for name in table["model"].unique()
+    }
+    seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
+    rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
+    return table.assign(
+        away=table["model"].map(away),
+        rate=[
+            " and ".join(sorted({rates[name] for name in ids.split() if name in rates}))
+            for ids in table["run_ids"]
+        ],
+        tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
+    ).sort_values(["num_pairs", "loss", "away"], ascending=[False, False, True], kind="stable")
+
+
+def _by_start(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of training that goes on from trained weights, and those from random ones."""
+    is_trained = _says(table).str.contains(FROM_WEIGHTS)
+    return table[is_trained], table[~is_trained]
+
+
+def _nearest_on(table: pd.DataFrame, num_gpus: int) -> pd.DataFrame:
+    """Return the row of the nearest model on the nearest number of GPUs, of the most pairs."""
+    off = np.log2(table["num_gpus"] / num_gpus).abs()
+    return table.assign(off=off).sort_values(["away", "off"], kind="stable").head(1)
+
+
+def _longer(table: pd.DataFrame, nearest: pd.DataFrame, runs: Runs) -> list[str]:
+    """Say of how long training and of how large steps no loss is settled of the nearest model.
+
+    Nor of any, where that is more.
+    """
+    said, name = [], nearest["model"].iloc[0]
+    settled = table["verdict"].isin(CONCLUSIVE) & table["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL)
+    by_run = {
+        run: math.prod(int(record.config.get(field) or 1) for field in _OF_A_STEP)
+        for run, record in runs
+    }
+    sizes = [max(by_run.get(run, 0) for run in ids.split()) for ids in table["run_ids"]]
+    table = table.assign(step=sizes)[settled]
+    own = table[table["model"] == name]
+    for what, column in (("training on", "tokens"), ("steps of", "step")):
+        most, of_any = own[column].max(), table[column].max()
+        if most > 0:  # of a model of which something is settled
+            rest = f" (of any model {_tokens(of_any)})" * bool(of_any > most)
+            said.append(f"{what} more than {_tokens(most)} tokens with {name}{rest}")
+    return said
+
+
+def _tokens(number_of: float) -> str:
+    if number_of < 1e6:
+        return f"{number_of:,.0f}"
+    return f"{number_of / 1e6:,.3g} million"
 
 
 def _says(table: pd.DataFrame) -> pd.Series:
@@ -169,7 +223,7 @@ def _says(table: pd.DataFrame) -> pd.Series:
 def _told(row: pd.Series) -> str:
     return (
         f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} million "
-        f"tokens, its text read {row['epochs']:.1f} times, learning rate {row['rate']}, "
+        f"tokens, {row['epochs']:.1f} epochs, learning rate {row['rate']}, "
         f"{row['loss']} loss: {number(row['gap_pct'], '+.2f')} % ({row['interval']}), "
         f"{row['verdict']}; {row['machine']}/{row['study']}"
     )

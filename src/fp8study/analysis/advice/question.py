@@ -12,9 +12,9 @@ import pandas as pd
 from fp8study.analysis.advice.advise import Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.asked import Question
-from fp8study.analysis.advice.commands import CONTINUE
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
+from fp8study.analysis.advice.other_trainers import read_peers_leads
 from fp8study.analysis.advice.steps import Steps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import network_at, num_nodes_for
@@ -155,7 +155,7 @@ def _check_names(others: Mapping[str, Any]) -> None:
     known = f"no field that can be asked about; give one of {', '.join(_OTHERS)}"
     told = (
         {name: f"an option of its own; give --{name.replace('_', '-')}" for name in _OWN}
-        | {"init_from": f"no matter of speed; leave it out: the study {CONTINUE} tells of its loss"}
+        | {"init_from": "no matter of speed; leave it out: an answer tells of 'trained weights'"}
         | dict.fromkeys(
             _FIXED,
             "fixed: the laws are of FSDP2, fully sharded, compiled, on the tuned path; of another, "
@@ -201,7 +201,7 @@ def _advisor(results: Path) -> Advisor:
         lambda: Decisions([*runs, *own]),
     )
     gaps = pd.concat([read_loss_gaps(results), pooled_losses(decisions.pooled)])
-    return Advisor(runs, gaps, decisions)
+    return Advisor(runs, gaps, decisions, read_peers_leads(results))
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:

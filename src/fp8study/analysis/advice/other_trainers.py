@@ -1,0 +1,49 @@
+"""What FP8 gave another trainer, on the GPUs nearest to those that are asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.core.words import count, number
+
+#: A lead of a model more than twice as large, or less than half, says little.
+_ALIKE = 1.0
+
+
+def read_peers_leads(results: Path) -> pd.DataFrame:
+    """Read the other trainers' FP8 leads from the tables that are committed with the records."""
+    paths = sorted(results.glob("reference/*/tables/peers.csv"))
+    tables = [pd.read_csv(path).dropna(subset="peer_lead_pct") for path in paths]
+    return pd.concat(tables) if tables else pd.DataFrame()
+
+
+def other_trainers(leads: pd.DataFrame, shape: ModelShape, num_gpus: int) -> str:
+    """Say by how much FP8 made each other trainer faster, of the model nearest in size.
+
+    Args:
+        leads: From `read_peers_leads`: ``peer_lead_pct`` is the trainer's FP8 over its own BF16, %.
+        shape: The model that is asked about.
+        num_gpus: On how many GPUs; of each trainer the nearest number is told.
+
+    Returns:
+        A line; empty where no model of half to twice the weights was timed.
+    """
+    if leads.empty:
+        return ""
+    sizes = leads["model"].map(lambda model: shape_of(model).num_parameters)
+    away = np.log2(sizes / shape.num_parameters).abs()
+    near = leads[(away <= _ALIKE) & (away == away.min())]
+    off = np.log2(near["num_gpus"] / num_gpus).abs()
+    near = near.assign(off=off).sort_values(["off", "num_peer_runs"], ascending=[True, False])
+    told = [
+        f"{row.peer} {number(row.peer_lead_pct, '+.1f')} % ({count(row.num_gpus, 'GPU')}, "
+        f"{row.machine})"
+        for row in near.drop_duplicates("peer").itertuples()
+    ]
+    return (
+        f"other trainers, measured with {near['model'].iloc[0]}: {', '.join(told)}" if told else ""
+    )

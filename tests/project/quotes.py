@@ -111,7 +111,7 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"three blocks are {blocks['lead_high_pct'] - blocks['lead_low_pct']:.1f} points apart",
         f"Rowwise, at 4,096: {by_row}, where tensorwise has {by_tensor} in the same blocks",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
-        "At batch 1 the host is late: by kernel FP8 gives a 1B "
+        "kernel by kernel FP8 gives a 1B "
         f"{spans['min']['tuned'].removesuffix(' %')} to {spans['max']['tuned']} on one to four "
         f"GPUs (plain, on four, at {worst['sequence_length']:,} tokens, {spans['min']['plain']})",
         *(f"| {name} | {' | '.join(grid[model])} |" for name, model in models.items()),

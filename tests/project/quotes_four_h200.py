@@ -91,7 +91,7 @@ def _head_reach_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
         f"one, each step a CUDA graph, an 8B's {gained[3]} at batch 1 on four",
         f"FP8 leads by {ends_of_four[0]} on one host and {ends_of_four[1]} on another",
         f"{per_cent(before['lead_pct'])}ᵉ at batch 1; H100",
-        f"| 1B, own head | {other} at batch 2,",
+        f"| 1B, untied head | {other} at batch 2,",
     ]
 
 

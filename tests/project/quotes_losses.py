@@ -208,8 +208,11 @@ def noise_texts() -> list[str]:
     asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
     open_ = answer(asked, ROOT / "results").loss_uncovered
     (steps,) = (line for line in open_ if line.startswith("steps of more than"))
+    of_any = re.search(r"\(of any model (.+)\)", steps)
+    assert of_any
     return [
-        f"No loss was judged in {steps}",
+        f"No loss was settled in steps of more than {of_any[1]} tokens, nor of an 8B in "
+        f"{steps.partition(' with ')[0]}",
         f"is {share[0]} to {share[1]} % of the gradient's sampling noise",
         f"equal at {batches[0]} to {batches[1]} sequences of {tokens:,} tokens",
         f"One FP8 GEMM is off by {off[1]}, one in BF16 by {off[2]}; {zero[1]} of an operand's",

@@ -54,7 +54,9 @@ def once_texts() -> list[str]:
     few = once[once["verdict"] == "undecided"]["num_pairs"] < MIN_PAIRS_FOR_INTERVAL
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']} "
-        f"({few.sum()} of one or two pairs), worse in none",
+        f"({few.sum()} of one or two pairs), worse in none**; in "
+        f"{(equal['gap_pct_low_95'] > 0).sum()} of the {len(equal)} it is surely higher",
+        f"an 8B's see {big['num_tokens_seen'].max() / 1e6:.1f} million tokens",
         f"the 8B at {_rate(big)} in five, a 3B in three and {len(equal) - 8} of a 1B, at rates "
         f"up to {_rate(runs)}",
     ]

@@ -122,8 +122,8 @@ def passes_texts() -> list[str]:
         f"{earlier}, in a second block {second_block}",
         "On another box FP8 leads by "
         + " and ".join(f"{per_cent(row['lead_pct'])} ({ends(row)})" for row in again),
-        f"{_both(first, again[0])} at 2 in 4 passes",
-        f"{_both(second, again[1])} at 4 in 4 passes",
+        f"{_both(first, again[0])}ˡ at 2 in 4 passes",
+        f"{_both(second, again[1])}ˡ at 4 in 4 passes",
         f"costs {min(costs):.1f} to {max(costs):.1f} % of tokens/s and frees {freed.pop()} GiB",
         f"takes {needs[0]:.1f} GiB in FP8 and {needs[1]:.1f} in BF16",
     ]

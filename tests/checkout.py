@@ -16,6 +16,7 @@ from typing import Any
 from fp8study.cli import app
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import StoredRun, load_runs
+from fp8study.report.page import Report, report_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,6 +41,12 @@ def tiny_folder(folder: Path, **settings: Any) -> str:
 def committed_runs() -> tuple[StoredRun, ...]:
     """The committed records, read once for all tests: change none of them."""
     return tuple(run for run in load_runs(ROOT / "results") if run.machine_label != "local")
+
+
+@cache
+def committed_report() -> Report:
+    """What the pages are made of, of these records."""
+    return report_of(committed_runs())
 
 
 def unreadable_weights(folder: Path) -> str:

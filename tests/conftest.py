@@ -12,6 +12,7 @@ WARM = Path(__file__).parent / "warm"
 
 
 def pytest_configure() -> None:
+    os.chdir(Path(__file__).parents[1])  # commands act on the checkout in which one is
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
     # Before anything imports torch: workers share the cores, and threads that wait use them up.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -12,12 +12,6 @@ import pytest
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.core.errors import UserError
 from fp8study.report.advice_text import advice_text
-from tests.checkout import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def ask(model: str, num_gpus: int, gpu: str, *further: Any) -> Any:

@@ -29,11 +29,6 @@ from tests.checkout import ROOT
 from tests.factories import make_record, store
 
 
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> None:
     settings = settled(load_report(ROOT / "results"))
     plain = settings[settings["is_plain"]].to_dict("records")

@@ -17,12 +17,6 @@ from fp8study.core.studies import load_study
 from fp8study.report.advice_text import advice_text
 from fp8study.run.terminal import parse_assignments
 from tests.analysis.test_advise import advice
-from tests.checkout import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def test_a_loss_that_is_to_be_checked_has_its_command():

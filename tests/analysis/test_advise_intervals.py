@@ -46,11 +46,6 @@ def test_a_slow_network_makes_no_answer_surer() -> None:
     assert widths == sorted(widths, reverse=True)
 
 
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
     def widths(num_gpus: int) -> list[float]:
         leads = [o.lead_pct for o in ask("llama-3.1-8b", num_gpus, "h100-80gb").options[1:]]

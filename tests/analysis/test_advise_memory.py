@@ -17,12 +17,6 @@ from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.report.advice_text import advice_text
 from tests.analysis.test_advise import advice
-from tests.checkout import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def ask(model: str, batch: int, gpu: str = "h200") -> Any:

@@ -11,12 +11,6 @@ from fp8study.analysis.advice.evidence import BF16_HEAD
 from fp8study.analysis.advice.figures import MEASURED, MODELLED
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.report.advice_text import advice_text
-from tests.checkout import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def ask(model: str, num_gpus: int, batch: int | None, gpu: str, **others: Any) -> Advice:

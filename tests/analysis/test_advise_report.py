@@ -32,7 +32,9 @@ def of_machine(request):
     Steps by kernel that are one graph today are as they were timed, which is what is asked.
     """
     report = load_report(ROOT / "results")
-    decisions = decision.decision_table(report.leads, report.loss_gaps, report.runs)
+    decisions = decision.decision_table(
+        report.leads, decision.judged_losses(report.loss_gaps, report.runs)
+    )
     rows = decisions[decisions["machine"] == request.param].to_dict("records")
     assert rows
     return rows, dict(read_runs(ROOT / "results", f"reference/{request.param}"))

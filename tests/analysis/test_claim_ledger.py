@@ -29,7 +29,7 @@ from fp8study.core.studies import load_study
 from fp8study.report.ledger import ledger_text
 from fp8study.report.page import load_report, report_of
 from tests.analysis.test_claims import CASES, CLAIMS, leads, one_batch, with_stale
-from tests.checkout import ROOT, committed_runs
+from tests.checkout import ROOT, committed_report
 from tests.claim_factories import LARGE, SMALL, Frames, pair, tables
 from tests.instrument_factories import make_instruments
 from tests.noise_factories import make_noise
@@ -41,7 +41,7 @@ OPEN, ELSEWHERE = Verdict.UNDECIDED, Verdict.NOT_TESTABLE
 
 @pytest.fixture(scope="module")
 def ledger() -> list[Any]:
-    return judge(report_of(committed_runs()))
+    return judge(committed_report())
 
 
 def test_the_committed_records_judge_every_claim_and_could_otherwise(ledger: list[Any]) -> None:
@@ -179,7 +179,7 @@ def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> Non
 
 
 def test_claims_are_chosen_by_id_document_and_verdict(ledger: list[Any]) -> None:
-    report = report_of(committed_runs())
+    report = committed_report()
     some = judge(report, ["B03", "A01"])
     assert some == [each for each in ledger if each.claim.id in ("A01", "B03")]
     text = ledger_text(some, counts=False)

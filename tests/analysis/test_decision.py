@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import decision
-from fp8study.analysis.decision import advise, decision_table
+from fp8study.analysis.decision import advise, decision_table, judged_losses
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.naming import fp8_part
@@ -47,7 +47,9 @@ def test_the_rule(low: float, high: float, loss: str | None, gathers: bool, acti
 
 def decide(results: Path) -> dict[str, object]:
     runs = frame(results)
-    (row,) = decision_table(leads_table(runs), loss_gap_table(runs), runs).to_dict("records")
+    (row,) = decision_table(leads_table(runs), judged_losses(loss_gap_table(runs), runs)).to_dict(
+        "records"
+    )
     return row
 
 

@@ -143,13 +143,13 @@ def test_updates_in_the_backward_pass_hold_one_layers_narrow_gradients_and_all_k
 
 def test_the_largest_batch_just_fits():
     config, shape = RunConfig(model="llama-3.2-1b", path="tuned"), shape_of("llama-3.2-1b")
-    best = largest_batch(config, shape, capacity_gib=79.6)
+    best = largest_batch(config, shape, capacity_gib=79.6, most=64)
     filled = [
         predicted_memory(dataclasses.replace(config, micro_batch_size=n), shape).needed
         for n in (best, best + 1)
     ]
     assert filled[0] <= 0.9 * 79.6 < filled[1]
-    assert largest_batch(config, shape, capacity_gib=10) == 0
+    assert largest_batch(config, shape, capacity_gib=10, most=64) == 0
 
 
 def test_refuses_a_kind_of_model_without_a_law(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fp8study.analysis.decision import decision_table
+from fp8study.analysis.decision import decision_table, judged_losses
 from fp8study.analysis.leads import SETTING, best_recipes, leads_table, scaling_table, to_decide
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
@@ -68,7 +68,7 @@ def test_a_shape_that_nobody_trains_has_a_lead_and_no_decision(tmp_path: Path) -
     leads = leads_table(runs)
     assert len(leads) == 2
     assert set(best_recipes(leads)["model"]) == {"llama-3.2-1b"}
-    decisions = decision_table(leads, loss_gap_table(runs), runs)
+    decisions = decision_table(leads, judged_losses(loss_gap_table(runs), runs))
     assert set(decisions["model"]) == {"llama-3.2-1b"}
 
 

@@ -1,6 +1,4 @@
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from statsmodels.stats.weightstats import ttost_paired
 
 from fp8study.analysis.stats import (
     holm,
-    median_interval,
     paired_t_interval,
     paired_t_p_value,
     tost,
@@ -65,46 +62,15 @@ def test_verdict(values: list[float], verdict: str) -> None:
     assert tost(values, 0.25) == verdict
 
 
-@pytest.mark.parametrize(
-    ("refuse", "wrong", "name"),
-    [
-        *((lambda v: paired_t_interval(v, 0.9), v, "differences")
-          for v in ([], [1.0], [1.0, math.nan], [1.0, math.inf])),
-        *((lambda v: tost([1.0, 2.0], v), v, "margin") for v in (0.0, -1.0, math.nan)),
-        (lambda v: paired_t_interval([1.0, 2.0], v), 95, "level"),
-        *((holm, v, "p_values") for v in ([0.1, math.nan], [-0.1], [1.1])),
-    ],
-)  # fmt: skip
-def test_what_is_out_of_range_is_refused_by_name(
-    refuse: Callable[[Any], object], wrong: object, name: str
-) -> None:
-    with pytest.raises(UserError, match=name):
-        refuse(wrong)
-
-
-def simulated(mean: float, runs: int, count: int) -> list[list[float]]:
-    draws: list[list[float]] = np.random.default_rng(11).normal(mean, 1.0, (runs, count)).tolist()
-    return draws
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, math.nan], [1.0, math.inf]])
+def test_too_few_values_and_no_numbers_are_refused(values: list[float]) -> None:
+    with pytest.raises(UserError, match="differences"):
+        paired_t_interval(values, 0.9)
 
 
 #: Three standard errors of a share of 5 % among this many simulated experiments.
 RUNS = 3000
 ALLOWANCE = 3 * (0.05 * 0.95 / RUNS) ** 0.5
-
-
-@pytest.mark.parametrize("count", [3, 5])
-def test_95_pct_interval_covers_95_pct(count: int) -> None:
-    intervals = [paired_t_interval(values, 0.95) for values in simulated(1.0, RUNS, count)]
-    missed = sum(not i.low <= 1.0 <= i.high for i in intervals) / RUNS
-    assert missed == pytest.approx(0.05, abs=ALLOWANCE)
-
-
-@pytest.mark.parametrize("count", [3, 5])
-@pytest.mark.parametrize("margin", [0.5, 4.0])
-def test_what_differs_by_the_margin_is_seldom_called_equivalent(count: int, margin: float) -> None:
-    draws = simulated(margin, RUNS, count)
-    called = sum(tost(values, margin) == "equivalent" for values in draws) / RUNS
-    assert called <= 0.05 + ALLOWANCE
 
 
 @pytest.mark.parametrize(
@@ -114,33 +80,6 @@ def test_what_differs_by_the_margin_is_seldom_called_equivalent(count: int, marg
 def test_holm_is_statsmodels(p_values: list[float]) -> None:
     expected = multipletests(p_values, method="holm")[1].tolist() if p_values else []
     assert holm(p_values) == pytest.approx(expected)
-
-
-def test_holm_keeps_the_false_alarms_of_a_family_rare() -> None:
-    """Five arms that do not differ from one BF16 arm, which all of them share."""
-    rng, alarms, runs = np.random.default_rng(5), 0, 1500
-    for _ in range(runs):
-        arms = rng.normal(0, 1, (5, 5)) - rng.normal(0, 1, 5)
-        alarms += min(holm([paired_t_p_value(arm.tolist()) for arm in arms])) < 0.05
-    assert alarms / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
-    assert alarms > 0
-
-
-@pytest.mark.parametrize("count", [6, 9, 16, 48])
-def test_median_interval_covers_whatever_the_distribution(count: int) -> None:
-    ranks = median_interval(range(count), 0.95)  # which two of the sorted values
-    draws = np.random.default_rng(count).standard_t(2, (20_000, count))  # wild tails
-    found = median_interval(draws[0].tolist(), 0.95)
-    ends = np.sort(draws)[:, [int(ranks.low), int(ranks.high)]]
-    assert (found.low, found.high) == tuple(ends[0])
-    assert ((ends[:, 0] <= 0) & (ends[:, 1] >= 0)).mean() > 0.945
-
-
-def test_median_interval_is_made_of_the_values_and_needs_enough() -> None:
-    interval = median_interval([6.0, 1, 5, 2, 4, 3], 0.95)
-    assert (interval.low, interval.high) == (1, 6)
-    for few in ([1.0], [1.0] * 5):
-        assert np.isnan([median_interval(few, 0.95).low, median_interval(few, 0.95).high]).all()
 
 
 def test_welch_interval_is_scipys() -> None:
@@ -169,6 +108,5 @@ def test_welch_interval_at_its_ends() -> None:
     # Half of the groups without spread: the others' degrees of freedom are left.
     half = welch_t_interval([[1.0, 1.0, 1.0], [1e-9, 2e-9, 3e-9]], [1, -1], 0.95)
     assert half.high - half.low == pytest.approx(2 * 4.302653 * 1e-9 / 3**0.5, rel=1e-4)
-    for groups, level in (([[1.0], [1.0, 2.0]], 0.9), ([[1.0, 2.0], [1.0, 2.0]], 95)):
-        with pytest.raises(UserError):
-            welch_t_interval(groups, [1, -1], level)
+    with pytest.raises(UserError):
+        welch_t_interval([[1.0], [1.0, 2.0]], [1, -1], 0.9)

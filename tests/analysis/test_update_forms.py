@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.advice.evidence import Decisions
-from fp8study.analysis.decision import decision_table
+from fp8study.analysis.decision import decision_table, judged_losses
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.nearby import as_fp8, changed
 from fp8study.analysis.leads import leads_table
@@ -204,7 +204,7 @@ def test_an_arm_says_what_made_its_swiglu_and_the_faster_one_decides(tmp_path: P
     assert dict(zip(leads["arm"], leads["lead_pct"].round(), strict=True)) == {
         "FP8 tensorwise": 20, "FP8 tensorwise, SwiGLU kernels": 22, TODAYS: 24,
     }  # fmt: skip
-    (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
+    (row,) = decision_table(leads, judged_losses(loss_gap_table(runs), runs)).to_dict("records")
     assert row["arm"] == TODAYS
 
 
@@ -217,7 +217,7 @@ def test_fast_accumulation_is_an_arm_of_its_own_that_decides_nothing(tmp_path: P
     usual, fast = TODAYS, f"{TODAYS}, fast accumulation"
     assert leads["setting"].nunique() == 1
     assert dict(zip(leads["arm"], leads["lead_pct"].round(), strict=True)) == {usual: 20, fast: 30}
-    (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
+    (row,) = decision_table(leads, judged_losses(loss_gap_table(runs), runs)).to_dict("records")
     assert row["arm"] == usual
     (gain,) = switch_table(runs).to_dict("records")
     assert gain["setting"].endswith("fast accumulation")
@@ -258,7 +258,7 @@ def test_each_form_has_its_lead_and_todays_decides(runs: pd.DataFrame) -> None:
     leads = leads_table(runs)
     assert sorted(leads["lead_pct"].round()) == [20, 30]
     assert set(leads["path"]) == {"tuned"}
-    (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
+    (row,) = decision_table(leads, judged_losses(loss_gap_table(runs), runs)).to_dict("records")
     assert row["lead_pct"] == pytest.approx(30, abs=0.1)
 
 

@@ -1,5 +1,6 @@
 """What the README and docs/results.md may say of speed and memory, made from the records."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ MACHINE = "h200x4"
 def stored(machine: str = MACHINE) -> list[StoredRun]:
     """The committed records of a machine."""
     return [run for run in committed_runs() if run.machine_label == machine]
+
+
+@cache
+def runs_of(machine: str = MACHINE) -> pd.DataFrame:
+    """Their frame, made once for all: change none of it."""
+    return shorten_arms(runs_frame(stored(machine)))
+
+
+@cache
+def leads_of(machine: str = MACHINE) -> pd.DataFrame:
+    return leads_table(runs_of(machine))
 
 
 def one(table: pd.DataFrame, **chosen: Any) -> pd.Series:
@@ -70,7 +82,7 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         "document-a-grid"
     )  # some of them pooled with rowwise's
     plain = one(leads[leads["path"].eq("plain") & ~in_grid], model="llama-3.1-8b", num_gpus=4)
-    others = (leads_table(shorten_arms(runs_frame(stored(of)))) for of in ("h200x1", "h200x2"))
+    others = map(leads_of, ("h200x1", "h200x2"))
     beside = pd.concat([leads, *others], ignore_index=True)
     small = beside[beside["model"].str.startswith("llama-3.2-1b")]
     small = small[small["micro_batch_size"].eq(1) & small["precision"].eq("fp8_tensorwise")]

@@ -8,13 +8,11 @@ import pandas as pd
 
 from fp8study.analysis.laws.account import lead_table
 from fp8study.analysis.laws.cells import cells_of
-from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.runs.frames import run_path, runs_frame
+from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH, SHARED_POOL
-from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
-from tests.project.quotes import ends, gap_ends, one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, leads_of, one, per_cent, runs_of, stored
 from tests.project.quotes_graph import reserved
 
 MACHINE = "h100x4"
@@ -24,8 +22,7 @@ TENSORWISE = "fp8_tensorwise"
 
 def four_h100_texts() -> list[str]:
     """What is said of pool-loss, graph-lead, graph-reach and the study machine there."""
-    runs = shorten_arms(runs_frame(stored(MACHINE)))
-    leads = leads_table(runs)
+    runs, leads = runs_of(MACHINE), leads_of(MACHINE)
     return [
         *_loss_texts(runs), *_lead_texts(leads), *_four_texts(runs, leads), *_path_texts(leads),
     ]  # fmt: skip

@@ -4,11 +4,9 @@ import pandas as pd
 
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
-from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import ROOT
-from tests.project.quotes import ends, gap_ends, one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, leads_of, one, per_cent, runs_of
 
 RATES = {"BF16": "tokens_per_second_per_gpu_bf16", "FP8": "tokens_per_second_per_gpu"}
 LARGE, SMALL = "llama-3.1-8b", "llama-3.2-1b"
@@ -17,8 +15,7 @@ UNTIED = "llama-3.2-1b-untied"
 
 def four_h200_texts() -> list[str]:
     """What is said of the study scaling, and of the default study on four GPUs."""
-    runs = shorten_arms(runs_frame(stored("h200x4")))
-    leads = leads_table(runs)
+    runs, leads = runs_of("h200x4"), leads_of("h200x4")
     leads = leads[leads["gradient_accumulation_steps"].eq(1)]
     scaling = leads_table(runs[runs["study"] == "scaling"])
     assert len(scaling) == 11
@@ -35,7 +32,7 @@ def _head_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     places = (1, LARGE, 1), (2, LARGE, 2), (1, UNTIED, 8)
     names = ["num_gpus", "model", "micro_batch_size"]
     own = leads[leads["arm"].str.contains(FP8_HEAD)].set_index(names)
-    here = pd.concat([runs, runs_frame(stored("h200x1"))])
+    here = pd.concat([runs, runs_of("h200x1")])
     here = here[(here["study"] == "head-form") & (here["precision"] != "bf16")]
     assert len(here) == 12
     rates = here.assign(has_head=here["arm"].str.contains(FP8_HEAD)).pivot(

@@ -4,12 +4,10 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH, SHARED_POOL
-from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import committed_runs
-from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes import ends, leads_of, one, per_cent, runs_of, stored
 
 SMALL, MIDDLE, LARGE = "llama-3.2-1b-untied", "llama-3.2-3b", "llama-3.1-8b"
 TIED = "llama-3.2-1b"
@@ -52,8 +50,10 @@ def _narrow_texts() -> list[str]:
 
 def tied_texts() -> list[str]:
     """What a loss head in FP8 that is the embedding gave such steps, in tied-graph."""
-    runs = shorten_arms(runs_frame(stored("h200x4")))
-    leads = leads_table(runs)  # an interval rests on what all runs of a machine scatter by
+    runs, leads = (
+        runs_of("h200x4"),
+        leads_of("h200x4"),
+    )  # an interval rests on what all runs of a machine scatter by
     leads = leads[leads["run_ids"].str.contains("/tied-graph/")]
     runs = runs[runs["study"] == "tied-graph"]
     runs = runs.assign(has_head=runs["arm"].str.contains(FP8_HEAD))
@@ -91,15 +91,14 @@ def pool_texts() -> list[str]:
             for precision in ("bf16", "fp8_tensorwise")
         ]
         said.append(f"{words} {pairs[0]} in BF16 and {pairs[1]} in FP8")
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x4"))))  # all say how pairs scatter
+    leads = leads_of("h200x4")  # all say how pairs scatter
     lead = one(leads[leads["setting"].str.contains(SHARED_POOL)], model=SMALL, num_pairs=2)
     return [*said, f"at 8 | {per_cent(lead['lead_pct'])} at batch 1; H100"]
 
 
 def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The runs and the leads of the studies of graphs."""
-    runs = shorten_arms(runs_frame(stored(machine)))
-    leads = leads_table(runs)
+    runs, leads = runs_of(machine), leads_of(machine)
     runs, leads = (
         table[table[name].str.startswith(("graph-form", "graph-reach", "graph-narrow"))]
         for table, name in ((runs, "study"), (leads, "studies"))

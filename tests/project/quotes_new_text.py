@@ -23,7 +23,7 @@ from fp8study.core.studies import load_study
 from fp8study.report import words
 from fp8study.report.page import report_of
 from tests.checkout import committed_runs
-from tests.project.quotes import ends, gap_ends, one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, runs_of, stored
 
 
 def new_text() -> list[str]:
@@ -34,7 +34,7 @@ def new_text() -> list[str]:
 
     texts = []
     for machine in ("h200x2", "h100x4"):
-        chosen = shorten_arms(runs_frame(stored(machine)))
+        chosen = runs_of(machine)
         chosen = chosen[chosen["study"] == "new-text"]
         row = one(loss_gap_table(chosen), precision="fp8_tensorwise")
         assert (row["verdict"], row["num_pairs"]) == ("undecided", 3)
@@ -116,7 +116,7 @@ def _of_3b() -> list[str]:
 
 def _of_going_on() -> list[str]:
     """What is said of the study continue-in-fp8: gaps from trained weights, and their scatter."""
-    runs = shorten_arms(runs_frame(stored("h200x2")))
+    runs = runs_of("h200x2")
     chosen = runs[runs["study"] == "continue-in-fp8"]
     curve = validation_curve(stored("h200x2"), chosen)
     assert set(curve["verdict"]) == {"equivalent"}
@@ -133,7 +133,7 @@ def _of_going_on() -> list[str]:
             for row, where in ((held_out, ""), (trained, " in training"))
         )
         texts += [f"{told.replace(' % (', ' % on held-out text (')}, {trained_too}"]
-    of_3b = runs_frame(stored("h200x1"))
+    of_3b = runs_of("h200x1")
     of_3b = of_3b[of_3b["study"] == "continue-3b"]
     trained, held_out = (
         one(loss_gap_table(of_3b, loss=loss), num_pairs=5)
@@ -165,7 +165,7 @@ def _of_going_on() -> list[str]:
 
 def _of_an_8b_going_on() -> list[str]:
     """What is said of the study continue-8b, on one GPU and on four."""
-    runs = runs_frame(stored("h200x4"))
+    runs = runs_of("h200x4")
     runs = runs[runs["study"] == "continue-8b"]
     texts = []
     for num_gpus, num_seeds in ((1, 4), (4, 3)):

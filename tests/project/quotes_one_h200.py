@@ -4,11 +4,9 @@ import statistics
 
 from fp8study.analysis.claims.stability import stable_rates
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
-from tests.project.quotes import gap_ends, one, per_cent, stored
+from tests.project.quotes import gap_ends, one, per_cent, runs_of, stored
 
 MACHINE = "h200x1"
 
@@ -50,7 +48,7 @@ def learning_rate_texts() -> list[str]:
 
 def same_loss_texts() -> list[str]:
     """What is said of the losses that the switches leave as they were, with six seeds."""
-    gains = switch_table(shorten_arms(runs_frame(stored(MACHINE))))
+    gains = switch_table(runs_of(MACHINE))
     gains = gains[gains["study"] == "weight-cast-loss"]
     assert set(gains["verdict"]) == {"equivalent"}
     assert set(gains["num_pairs"]) == {6}

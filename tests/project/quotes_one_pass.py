@@ -4,21 +4,18 @@ from collections import Counter
 
 import pandas as pd
 
-from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
     FAST_ACCUMULATION,
     FP8_HEAD,
     GRAPH,
     IN_ONE_PASS,
 )
-from fp8study.analysis.runs.pairing import goes_on, shorten_arms
+from fp8study.analysis.runs.pairing import goes_on
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import words
-from fp8study.report.page import report_of
-from tests.checkout import committed_runs
-from tests.project.quotes import one, per_cent, stored
+from tests.checkout import committed_report
+from tests.project.quotes import leads_of, one, per_cent
 
 MACHINE = "h200x1"
 #: Model and batch, in the order in which they are told.
@@ -28,7 +25,7 @@ SETTINGS = [("llama-3.1-8b", 1), ("llama-3.2-3b", 1), ("llama-3.2-3b", 4), ("lla
 
 def one_pass_texts() -> list[str]:
     """What is said of the lead of a 3B there, and of losses."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x1"))))
+    leads = leads_of("h200x1")
     leads = leads[leads["studies"].eq("tuned-form") & leads["setting"].str.endswith(IN_ONE_PASS)]
     large = one(leads, model="llama-3.2-3b", micro_batch_size=4)
     assert large["num_pairs"] == 2
@@ -37,7 +34,7 @@ def one_pass_texts() -> list[str]:
 
 def once_texts() -> list[str]:
     """What is said of training losses on text seen once, on all machines."""
-    report = report_of(committed_runs())
+    report = committed_report()
     gaps = comparisons(report.loss_gaps[~report.loss_gaps["stale"].astype(bool)])
     once = gaps[(gaps["device"] == "cuda") & (gaps["epochs"] <= 1)]
     once = once[~goes_on(once)]

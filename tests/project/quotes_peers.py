@@ -2,12 +2,9 @@
 
 import pandas as pd
 
-from fp8study.analysis.leads import leads_table
 from fp8study.analysis.peers import peer_table
-from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import FP8_HEAD
-from fp8study.analysis.runs.pairing import shorten_arms
-from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes import ends, leads_of, one, per_cent, stored
 
 MODELS = {"llama-3.1-8b": "8B", "llama-3.2-1b-untied": "1B"}
 
@@ -53,7 +50,7 @@ def _row(model: str, num_gpus: int, batch: str, peer: str, rows: pd.DataFrame) -
 
 def all_pairs_texts() -> list[str]:
     """What is said of the 8B on two GPUs over all sessions beside torchtitan."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
+    leads = leads_of("h200x2")
     leads = leads[leads["arm"].str.contains(FP8_HEAD)]
     row = one(leads, model="llama-3.1-8b", studies="beside-torchtitan-fsdp-8b")
     assert (row["num_pairs"], row["num_sessions"]) == (5, 4)

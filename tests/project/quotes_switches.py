@@ -4,10 +4,8 @@ import re
 
 import pandas as pd
 
-from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
-from tests.project.quotes import per_cent, stored
+from tests.project.quotes import per_cent, runs_of
 
 #: Model, GPUs and batch of each column.
 PLACES = (("llama-3.1-8b", 1, 1), ("llama-3.1-8b", 2, 2), ("llama-3.2-1b-untied", 1, 8))
@@ -38,7 +36,7 @@ def switch_rows() -> list[str]:
     machines = sorted(
         {place.split("/")[0] for said, _ in SWITCHES.values() for place in said.split()}
     )
-    gains = pd.concat(switch_table(shorten_arms(runs_frame(stored(name)))) for name in machines)
+    gains = pd.concat(map(switch_table, map(runs_of, machines)))
     batch = gains["setting_plain"].str.extract(r"batch (\d+)", expand=False).astype(float)
     gains = gains.assign(batch=batch, place=gains["machine"] + "/" + gains["study"])
     return [

@@ -1,27 +1,15 @@
 """What the README and docs/results.md may say of the machines of two H200, from the records."""
 
-from functools import cache
-
 import pandas as pd
 
-from fp8study.analysis.leads import leads_table
-from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.pairing import shorten_arms
-from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes import ends, leads_of, one, per_cent, runs_of
 
 MODELS = {"llama-3.2-1b": "1B", "llama-3.2-3b": "3B", "qwen3-4b": "Qwen3-4B", "llama-3.1-8b": "8B"}
 
 
-@cache
-def runs_of_two() -> pd.DataFrame:
-    """The runs on the machines of two H200."""
-    return shorten_arms(runs_frame(stored("h200x2")))
-
-
-@cache
 def leads_of_two() -> pd.DataFrame:
     """Their leads, but those of runs that clip gradients, or in document A's settings."""
-    leads = leads_table(runs_of_two())
+    leads = leads_of("h200x2")
     return leads[leads["path"].eq("tuned") & ~leads["setting"].str.contains("clipped")]
 
 
@@ -74,7 +62,8 @@ TODAY = {"llama-3.1-8b": ", updated in one pass, collectives by copy engines",
 
 def passes_texts() -> list[str]:
     """What is said of steps of four passes, of an 8B on two GPUs and a 3B on one."""
-    runs = runs_of_two()[runs_of_two()["study"] == "passes-form"]
+    runs = runs_of("h200x2")
+    runs = runs[runs["study"] == "passes-form"]
     form = runs["setting"].str.partition("clipped at 1, tuned")[2]
     cells = runs.assign(form=form).set_index(["model", "precision", "form", "repeat"])
     rates, peaks = cells["tokens_per_second_per_gpu"], cells["memory_peak_gib"]
@@ -93,7 +82,7 @@ def passes_texts() -> list[str]:
             ("bf16", ("", "")),
         ]
     }  # fmt: skip
-    boxes = [leads_table(runs) for runs in (runs_of_two(), runs_frame(stored("h200x4")))]
+    boxes = [leads_of(machine) for machine in ("h200x2", "h200x4")]
     boxes = [leads[leads["studies"].str.contains("passes-form")] for leads in boxes]
     today, again = (
         [one(leads, model=m, num_pairs=1, arm=ALL_KERNELS) for m in TODAY] for leads in boxes

@@ -11,13 +11,11 @@ from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.claims.ledger import judge
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
-from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import MEMORY_FULL, document_a_table, throughput_table
 from fp8study.core.records import LOSS_MARGIN_PCT
 from fp8study.core.studies import load_study
 from fp8study.report.ledger import tally
-from fp8study.report.page import report_of
-from tests.checkout import committed_runs
+from tests.checkout import committed_report
 from tests.project.quotes import (
     ROOT,
     further_texts,
@@ -25,6 +23,7 @@ from tests.project.quotes import (
     one,
     path_texts,
     per_cent,
+    runs_of,
     stored,
 )
 from tests.project.quotes_document_b import document_b_texts
@@ -49,7 +48,7 @@ OVERHEAD_S = 15
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    return shorten_arms(runs_frame(stored()))
+    return runs_of()
 
 
 def speedups(runs: pd.DataFrame, model: str, study: str = "quick") -> list[str]:
@@ -224,7 +223,7 @@ def test_no_other_result_is_quoted(quotable: list[str]) -> None:
 
 
 def test_verdicts_on_claims_are_counted_as_the_ledger_does() -> None:
-    ledger = judge(report_of(committed_runs()))
+    ledger = judge(committed_report())
     counts = tally(ledger).set_index("verdict")["all"]
     by_word = {str(badge).split(" ", 1)[1]: number for badge, number in counts.items()}
     assert sum(by_word.values()) == 49
@@ -238,7 +237,7 @@ def test_verdicts_on_claims_are_counted_as_the_ledger_does() -> None:
 
 
 def test_what_is_decided_on_new_text_is_at_low_learning_rates() -> None:
-    assert_by_rate(report_of(committed_runs()))
+    assert_by_rate(committed_report())
 
 
 @pytest.mark.parametrize("study", ["quick", "document-a", "instruments", "attribution"])

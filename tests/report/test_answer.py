@@ -181,7 +181,9 @@ def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() 
 
 def test_nothing_is_opened_but_what_lost_by_kernel_and_is_one_graph_today() -> None:
     report = load_report(ROOT / "results")
-    closed = decision.decision_table(report.leads, report.loss_gaps, report.runs)
+    closed = decision.decision_table(
+        report.leads, decision.judged_losses(report.loss_gaps, report.runs)
+    )
     opened = decision.opened(closed)
     changed = closed[closed["action"] != opened["action"]]
     assert len(changed) and {*opened.loc[changed.index, "action"]} == {decision.MORE}

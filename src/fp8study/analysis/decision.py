@@ -69,7 +69,7 @@ def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool 
     return {None: CHECK, "equivalent": FP8, LOWER: FP8}.get(loss, WORSE)
 
 
-def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def decision_table(leads: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
     """Choose one setting for each machine, model, number of GPUs, batch and passes, and judge it.
 
     The tuned path where it was timed, else the plain one; a lead with an interval, then today's
@@ -79,8 +79,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
 
     Args:
         leads: From `fp8study.analysis.leads.leads_table`.
-        gaps: From `fp8study.analysis.losses.loss_gap_table`.
-        runs: The runs that both are made of.
+        judged: From `judged_losses`, of the same runs.
 
     Returns:
         The columns of `DECISION_COLUMNS`, models with the largest leads first; those of
@@ -116,7 +115,6 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     # What surely leads comes before what may lead by more: two pairs of two hosts say little.
     ranked = chosen.assign(_leads=chosen["ci_low_pct"] > WORTH_PCT)
     ranked = ranked.sort_values(["_leads", "lead_pct"], ascending=False, kind="stable")
-    judged = judged_losses(gaps, runs)
     rows = []
     for _, group in ranked.groupby(place):
         row = group.iloc[0].to_dict()

@@ -284,22 +284,18 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     newest = newest_per_seed(runs[~runs["speed_only"]])
     bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
     curves = healthy(bf16[bf16["device"] == "cuda"]).merge(smoothed(metrics), on=PLACE)
-    frames = [pd.DataFrame(columns=SPREAD_COLUMNS)]
-    for _, group in curves.groupby("arm_key", sort=False):
-        table = group.pivot(index="step", columns="run_id", values="smooth").dropna()
-        if len(table.columns) >= 2:
-            spread = 100 * table.std(axis=1, ddof=1) / table.mean(axis=1)
-            place = {name: group[name].iloc[0] for name in _PLACE}
-            place["num_seeds"] = len(table.columns)
-            frames.append(spread.rename("spread_pct").reset_index().assign(**place))
-    return pd.concat(frames[1:] or frames, ignore_index=True)[SPREAD_COLUMNS]
+    seeds = curves.groupby("arm_key")["run_id"].transform("nunique").rename("num_seeds")
+    steps = curves.groupby([*_PLACE, "arm_key", seeds, "step"], sort=False)["smooth"]
+    found = steps.agg(["size", "mean", "std"]).reset_index()
+    shared = found[(found["size"] == found["num_seeds"]) & (found["num_seeds"] > 1)]
+    return shared.assign(spread_pct=100 * shared["std"] / shared["mean"])[SPREAD_COLUMNS]
 
 
 def smoothed(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return the running mean of each run's loss, ``smooth``, by step."""
-    by_run = metrics.groupby(PLACE, sort=False)["loss"]
-    smooth = by_run.transform(lambda loss: loss.rolling(SMOOTHING_STEPS).mean())
-    return metrics.assign(smooth=smooth)[[*PLACE, "step", "smooth"]].dropna(subset="smooth")
+    smooth = metrics.groupby(PLACE, sort=False)["loss"].rolling(SMOOTHING_STEPS).mean()
+    curves = metrics.assign(smooth=smooth.droplevel([*PLACE]))
+    return curves[[*PLACE, "step", "smooth"]].dropna(subset="smooth")
 
 
 def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fp8study.analysis.decision import decision_table, opened
+from fp8study.analysis.decision import decision_table, judged_losses, opened
 from fp8study.analysis.floors import pooled_table
 from fp8study.analysis.instruments import instruments_frame
 from fp8study.analysis.leads import leads_table
@@ -149,7 +149,7 @@ def report_of(stored: Sequence[StoredRun]) -> Report:
         throughput=throughput_table(runs),
         loss_gaps=gaps,
         leads=leads,
-        decisions=own_first(opened(decision_table(leads, gaps, runs))),
+        decisions=own_first(opened(decision_table(leads, judged_losses(gaps, runs)))),
         validation_gaps=loss_gap_table(runs, "validation_loss"),
         pooled_gaps=pooled_table(stored, runs),
         instruments=instruments_frame(stored, runs),

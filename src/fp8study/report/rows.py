@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
+from scipy.stats import quantile_test
 
 from fp8study.analysis import instruments, stats
 from fp8study.analysis.floors import AGAIN, KERNELS, RANDOM
@@ -93,7 +94,7 @@ def overhead(frame: pd.DataFrame) -> pd.DataFrame:
     for (machine, gpu), runs in frame.groupby(["machine", "gpu_name"]):
         pairs = instruments.overhead_pairs(runs)
         if len(pairs) >= stats.MIN_FOR_MEDIAN_INTERVAL:
-            ends = stats.median_interval(pairs, 0.95)
+            ends = quantile_test(pairs, p=0.5).confidence_interval()
             rows.append({
                 "machine": machine, "gpu_name": gpu, "num_pairs": len(pairs),
                 "interval": interval(ends.low, ends.high, "+.2f"),

@@ -156,9 +156,8 @@ class Decisions:
             warnings.simplefilter("ignore", UserWarning)  # the report tells them
             self.runs = runs_frame(stored)
         self.leads = with_own_heads(leads_table(self.runs))
-        self.gaps = loss_gap_table(self.runs)
         self.pooled = pooled_table(stored, self.runs)
-        self.losses = judged_losses(self.gaps, self.runs)
+        self.losses = judged_losses(loss_gap_table(self.runs), self.runs)
         self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
 
     def of(self, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
@@ -292,7 +291,7 @@ class Decisions:
     def _decide(self, chosen: pd.Series) -> Sequence[Decided]:
         """Return what is decided by some of the leads, in the order of `of`."""
         rows = self.leads[chosen].sort_values("lead_pct", ascending=False, kind="stable")
-        table = decision_table(rows, self.gaps, self.runs)
+        table = decision_table(rows, self.losses)
         return sorted((self._decided(row, rows) for row in table.to_dict("records")), key=_rank)
 
     def _decided(self, row: dict[Any, Any], rows: pd.DataFrame) -> Decided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -36,12 +37,12 @@ def largest_batch_of(
 
     Up to so many tokens a pass. Each GPU need not hold the whole model first.
     """
-    fitting = min(largest_batch(way, shape, capacity, builds_whole=False) for way in ways)
-    return min(fitting, max(1, most_tokens // ways[0].sequence_length))
+    most = max(1, most_tokens // ways[0].sequence_length)
+    return min(largest_batch(way, shape, capacity, most, builds_whole=False) for way in ways)
 
 
 def largest_batch(
-    config: RunConfig, shape: ModelShape, capacity_gib: float, builds_whole: bool = True
+    config: RunConfig, shape: ModelShape, capacity_gib: float, most: int, builds_whole: bool = True
 ) -> int:
     """Return the largest micro batch whose peak leaves `HEADROOM` of the GPU free; 0: none does.
 
@@ -52,20 +53,12 @@ def largest_batch(
     `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
     """
 
-    def takes(batch: int) -> bool:
+    def lacks_room(batch: int) -> bool:
         tried = dataclasses.replace(config, micro_batch_size=batch)
         law = memory.predicted_memory(tried, shape)
-        return has_room(law.needed if builds_whole else law.held, capacity_gib)
+        return not has_room(law.needed if builds_whole else law.held, capacity_gib)
 
-    if not takes(1):
-        return 0
-    low, high = 1, 2
-    while takes(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
-    return low
+    return bisect.bisect_left(range(1, most + 1), True, key=lacks_room)
 
 
 def with_batch(config: ResolvedConfig, micro_batch_size: int) -> dict[str, Any]:

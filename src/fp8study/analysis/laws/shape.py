@@ -7,7 +7,7 @@ import fnmatch
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
@@ -78,7 +78,7 @@ class ModelShape:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def linears(self) -> dict[str, tuple[int, int]]:
         """Input and output features of `parts` and of a shared expert."""
         h, f, q, kv = self.hidden_size, self.intermediate_size, self.query_size, self.kv_size
@@ -95,7 +95,7 @@ class ModelShape:
             found |= {f"mlp.shared_expert.{name}": size for name, size in ends.items()}
         return found
 
-    @property
+    @cached_property
     def convertible(self) -> dict[str, tuple[int, int]]:
         """Those that torchao can make compute in FP8: of a mixture, attention's alone."""
         return {
@@ -103,7 +103,7 @@ class ModelShape:
             if (self.num_experts == 1 or name.startswith("self")) and is_aligned(*size)
         }  # fmt: skip
 
-    @property
+    @cached_property
     def convertible_parameters(self) -> int:
         """Weights of one decoder layer's `convertible`."""
         return sum(wide * high for wide, high in self.convertible.values())
@@ -135,12 +135,12 @@ class ModelShape:
         routers = (self.num_experts if self.num_experts > 1 else 0) + bool(self.shared_size)
         return self.hidden_size * routers
 
-    @property
+    @cached_property
     def layer_parameters(self) -> int:
         """Weights of one decoder layer's linear layers, all experts."""
         return self._with_experts(self.num_experts) + self.router_parameters
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         layers = self.num_layers * (self.layer_parameters + self.layer_vectors)
         return layers + self.hidden_size + self.root_parameters

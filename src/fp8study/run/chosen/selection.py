@@ -175,8 +175,8 @@ class _Selector:
         """Return the largest batch with which every arm fits; 0: none does."""
         configs = [self.config({**chosen, "precision": arm}) for arm in arms]
         shape = shape_of(configs[0].model)
-        most = min(largest_batch(c, shape, self.capacity_gib) for c in configs)
-        return min(most, _MOST_SEQUENCES // configs[0].num_gpus)
+        most = _MOST_SEQUENCES // configs[0].num_gpus
+        return min(largest_batch(c, shape, self.capacity_gib, most) for c in configs)
 
     def _misfit(self, chosen: Mapping[str, Any]) -> str:
         """Say what a model that does not fit would need, and what would make it fit."""

@@ -19,6 +19,7 @@ from fp8study.analysis.floors import (
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
+from fp8study.analysis.stats import paired_t_interval
 from fp8study.core.studies import load_study
 from fp8study.report import words
 from fp8study.report.page import report_of
@@ -99,7 +100,16 @@ def _of_3b() -> list[str]:
     tables = Tables(report_of(stored("h200x2")), ["h200x2"])
     won = one(seed_by_seed(tables, "precision_schedule"), num_pairs=6)
     assert won["bf16_gap_before"] / 2 > -won["low_95"]  # half of the gap is ruled out
+    final = frame[frame["machine"].eq("h200x2") & frame["status"].eq("completed")]
+    final = final.pivot_table(index="seed", columns="arm", values="loss_last20_mean")
+    cool = final["FP8 tensorwise"] - final["FP8 tensorwise, schedule fp8:-100 bf16"]
+    in_training = (100 * cool / final["BF16"]).dropna()
+    assert len(in_training) == 6
+    wins = paired_t_interval(in_training.tolist(), 0.95)
+    assert wins.low > 0 and wins.high < (final["FP8 tensorwise"] / final["BF16"] - 1).mean() * 50
     return [
+        f"In training it wins {in_training.mean():.3f} points (95 % CI {wins.low:.3f} to "
+        f"{wins.high:.3f})",
         f"The last wins {-won['apart']:.2f} points (95 % CI "
         f"{words.number(-won['high_95'], '.3f')} to {-won['low_95']:.3f})",
         f"half of the gap, {won['bf16_gap_before'] / 2:.3f},",

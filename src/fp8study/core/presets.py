@@ -177,8 +177,8 @@ def check_model_name(model: str) -> None:
     if model in PRESETS or folder.exists() or model.count("/") == 1:
         return
     raise UserError(
-        f"model: '{model}' is no preset{nearest(model, PRESETS)}; choose one of "
-        f"{', '.join(PRESETS)}, or give a Hugging Face id (owner/name) or a folder"
+        f"model: '{model}' is no preset{nearest(model, PRESETS)}; give its Hugging Face id "
+        f"(owner/name), a folder with its config.json, or one of {', '.join(PRESETS)}"
     )
 
 

@@ -57,6 +57,7 @@ def list_studies(say: Callable[[str], object]) -> None:
     if not (names := study_names()):
         raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
     width, wrong = max(map(len, names)), []
+    say("machine, the default with GPUs, is chosen for those that are there. The others:")
     for name in names:
         try:
             study = load_study(name)

@@ -74,3 +74,10 @@ def test_above_four_gpus_it_is_said_that_the_loss_head_stays_in_bf16() -> None:
     assert said in eight and said not in four
     tied = ask("llama-3.2-1b", 8, None, "h100-80gb")  # which never has it in FP8 on several
     assert said not in advice_text(tied)
+
+
+def test_a_small_steps_lead_by_kernel_is_told_beside_what_its_graph_should_give() -> None:
+    found = ask("llama-3.2-1b", 4, 1, "h200")
+    assert (found.config["step_launch"], found.verdict.lead_pct.kind) == ("as_graph", MODELLED)
+    told = {change.what: change.then for change in found.nearest}
+    assert told["step_launch=by_kernel"].value < 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from fp8study.analysis.advice.answer import Advice, Option
+from fp8study.analysis.advice.beside import Beside
 from fp8study.analysis.advice.evidence import (
     BF16_HEAD,
     CLIPPED,
     COMPILED_SWIGLU,
     EARLIER_KERNELS,
     ONE_LAYOUT,
-    Beside,
     Verdict,
 )
 from fp8study.analysis.advice.figures import MODELLED, Quantity

@@ -15,13 +15,13 @@ import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, LossCheck, Option
 from fp8study.analysis.advice.asked import MOST_TOKENS, Question
+from fp8study.analysis.advice.beside import measured_beside
 from fp8study.analysis.advice.by_law import ByLaw, chosen
 from fp8study.analysis.advice.case import Case
 from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
 from fp8study.analysis.advice.evidence import (
     Decided,
     Decisions,
-    measured_beside,
     predicted_verdict,
     way_of,
 )
@@ -179,7 +179,9 @@ class Advisor:
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
-            other_trainers=other_trainers(self.peers, shape, config.num_gpus),
+            other_trainers=other_trainers(
+                self.peers, shape, config.num_gpus, config.tokens_per_step // config.num_gpus
+            ),
             loss_evidence=evidence,
             from_weights=from_weights(
                 self.loss_gaps, self.runs, shape, best.precision, config.num_gpus

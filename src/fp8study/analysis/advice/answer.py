@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fp8study.analysis.advice.evidence import Beside, Verdict
+from fp8study.analysis.advice.beside import Beside
+from fp8study.analysis.advice.evidence import Verdict
 from fp8study.analysis.advice.figures import MEASURED, Quantity
 from fp8study.analysis.laws import account
 from fp8study.analysis.laws.here import Measured

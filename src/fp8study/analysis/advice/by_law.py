@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8study.analysis.advice.answer import NEXT_TO_THIS, Change, Option
-from fp8study.analysis.advice.evidence import Beside
+from fp8study.analysis.advice.beside import Beside
 from fp8study.analysis.advice.figures import MODELLED, PREDICTED, Quantity
 from fp8study.analysis.decision import WORTH_PCT
 from fp8study.analysis.laws import account, speed

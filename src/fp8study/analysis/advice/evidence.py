@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.advice.figures import MEASURED, Quantity, Row, lead_of
+from fp8study.analysis.advice.figures import Quantity, Row, lead_of
 from fp8study.analysis.decision import (
     CHECK,
     FP8,
@@ -27,20 +27,18 @@ from fp8study.analysis.decision import (
 )
 from fp8study.analysis.floors import pooled_table
 from fp8study.analysis.laws.account import label_of
-from fp8study.analysis.laws.frozen import Runs, constants_of
+from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.layer import has_fp8_head
 from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed, written
-from fp8study.analysis.laws.speed_constants import SpeedConstants
-from fp8study.analysis.laws.speed_fit import Pair
 from fp8study.analysis.leads import leads_table, with_own_heads
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
     BF16_GATHERED,
+    GRAPH,
     KERNELS,
     SHARED_POOL,
     fp8_part,
-    has_usual_path,
     num_kernels,
     setting_label,
 )
@@ -50,10 +48,6 @@ from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 from fp8study.core.records import StoredRun
 
-#: What a prediction shares with the pairs that were measured next to it.
-_BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
-           "master_dtype", "skip", "reshard_after_forward", "gradient_accumulation_steps",
-           "step_launch")  # fmt: skip
 #: In what a setting that was timed may differ from one that is asked about, as fields of a run.
 _APART = ("num_gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps",
           "strategy", "master_dtype", "optimizer_state", "max_grad_norm")  # fmt: skip
@@ -64,41 +58,6 @@ CLIPPED = 1.0
 EARLIER_KERNELS = COMPILED_SWIGLU, ONE_LAYOUT, BF16_HEAD = (
     "compiled SwiGLU", "one layout", "BF16 loss head"
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Beside:
-    """FP8's lead where it was measured next to a prediction, and the law's there."""
-
-    num_gpus: int
-    micro_batch_size: int
-    lead_pct: Quantity
-    law_pct: float
-    clips_alike: bool
-
-    @property
-    def off_points(self) -> float:
-        """How far the law was off there."""
-        return abs(self.law_pct - self.lead_pct.value)
-
-
-def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -> Beside | None:
-    """Return the pair next to an FP8 run on several GPUs where the law was most off; None: no pair.
-
-    Next to it are any number of GPUs but one, at a batch of half to twice its own.
-    """
-    found, laws = [], constants_of(SpeedConstants, "speed")
-    for pair in pairs:
-        config, lead = pair.fp8.config, pair.lead_pct
-        is_near = way.num_gpus > 1 and config.num_gpus > 1 and pair.fp8.gpu == gpu_name
-        is_near &= 0.5 <= config.micro_batch_size / way.micro_batch_size <= 2
-        is_near = is_near and all(getattr(config, n) == getattr(way, n) for n in _BESIDE)
-        if is_near and has_usual_path(config.to_dict()):
-            law, alike = pair.predicted_pct(laws), config.max_grad_norm == way.max_grad_norm
-            if law is not None and lead is not None:
-                measured = Quantity(lead, MEASURED, run_ids=(*pair.fp8.ids, *pair.bf16.ids))
-                found.append(Beside(config.num_gpus, config.micro_batch_size, measured, law, alike))
-    return max(found, key=lambda each: each.off_points, default=None)
 
 
 @dataclass(frozen=True)
@@ -208,7 +167,8 @@ class Decisions:
 
         As the path was before; with gradients clipped, or not, as it has it; at the batches below
         and above; each in the latest form that was timed, unless it is to be `as_asked`. Where none
-        was timed so, in the setting least apart. Then on the plain path at its own batch.
+        was timed so, in the setting least apart. Then at its own batch with its kernels launched
+        singly, where its step is one graph, and on the plain path.
         """
 
         def timed(changes: dict[str, Any]) -> list[tuple[str, Quantity]]:
@@ -234,16 +194,20 @@ class Decisions:
             for some in (sizes[sizes < own], sizes[sizes > own])
         )
         clipped = timed({"max_grad_norm": None if bf16.max_grad_norm == CLIPPED else CLIPPED})
-        plain = here & (self.leads["path"] == "plain")
         for name in ("micro_batch_size", "sequence_length"):
-            plain &= self.leads[name] == getattr(bf16, name)
+            here &= self.leads[name] == getattr(bf16, name)
+        on, singly = self.leads["path"], ~self.leads["setting"].str.contains(GRAPH)
+        ways = {
+            "step_launch=by_kernel": on.eq("tuned") & singly & (bf16.step_launch == "as_graph"),
+            "path=plain master_dtype={master_dtype}": on.eq("plain"),
+        }
         there = [
-            (", ".join([f"path=plain master_dtype={row['master_dtype']}", *_recipe(row)]), lead)
-            for found in self._decide(plain)
+            (", ".join([way.format(**row), *_recipe(row)]), lead)
+            for way, chosen in ways.items() for found in self._decide(here & chosen)[:1]
             if (lead := lead_of(row := found.decision)) is not None
-        ]
+        ]  # fmt: skip
         found = [*timed({}), *clipped, *below[-1:], *above[:1]]
-        return [*(found or self._least_apart(bf16, gpu_name)), *there[:1]]
+        return [*(found or self._least_apart(bf16, gpu_name)), *there]
 
     def _least_apart(self, bf16: ResolvedConfig, gpu_name: str) -> list[tuple[str, Quantity]]:
         """Return in what the lead of a model's nearest setting on the tuned path is apart."""

@@ -21,13 +21,16 @@ def read_peers_leads(results: Path) -> pd.DataFrame:
     return pd.concat(tables) if tables else pd.DataFrame()
 
 
-def other_trainers(leads: pd.DataFrame, shape: ModelShape, num_gpus: int) -> str:
+def other_trainers(
+    leads: pd.DataFrame, shape: ModelShape, num_gpus: int, tokens_per_gpu: int
+) -> str:
     """Say by how much FP8 made each other trainer faster, of the model nearest in size.
 
     Args:
         leads: From `read_peers_leads`: ``peer_lead_pct`` is the trainer's FP8 over its own BF16, %.
         shape: The model that is asked about.
         num_gpus: On how many GPUs; of each trainer the nearest number is told.
+        tokens_per_gpu: Of an optimizer step; then the nearest step.
 
     Returns:
         A line; empty where no model of half to twice the weights was timed.
@@ -38,10 +41,11 @@ def other_trainers(leads: pd.DataFrame, shape: ModelShape, num_gpus: int) -> str
     away = np.log2(sizes / shape.num_parameters).abs()
     near = leads[(away <= _ALIKE) & (away == away.min())]
     off = np.log2(near["num_gpus"] / num_gpus).abs()
-    near = near.assign(off=off).sort_values(["off", "num_peer_runs"], ascending=[True, False])
+    size = np.log2(near["tokens_per_gpu"] / tokens_per_gpu).abs()
+    near = near.assign(off=off, size=size).sort_values(["off", "size"], kind="stable")
     told = [
         f"{row.peer} {number(row.peer_lead_pct, '+.1f')} % ({count(row.num_gpus, 'GPU')}, "
-        f"{row.machine})"
+        f"{row.tokens_per_gpu:,.0f} tokens each, {row.machine})"
         for row in near.drop_duplicates("peer").itertuples()
     ]
     return (

@@ -63,7 +63,7 @@ def test_going_on_is_told_on_the_nearest_number_of_gpus_and_so_are_other_trainer
     assert one.from_weights.startswith(told) and one.from_weights != eight.from_weights
     assert " ".join(one.from_weights.split()) in " ".join(advice_text(one).split())
     assert "with llama-3.1-8b: torchtitan" in eight.other_trainers
-    assert "(4 GPUs, h200x4)" in eight.other_trainers and "(1 GPU, " in one.other_trainers
+    assert "(4 GPUs, 8,192" in eight.other_trainers and "(1 GPU, 4,096" in one.other_trainers
     assert eight.other_trainers in " ".join(advice_text(eight).split())
     assert advice("qwen3-32b", num_gpus=8).other_trainers == ""  # four times as large as any
 

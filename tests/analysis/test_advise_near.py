@@ -49,7 +49,7 @@ def test_where_nothing_like_it_was_timed_the_setting_least_apart_is_told_with_al
 ) -> None:
     found = ask(model, num_gpus, batch, "h100-80gb")
     assert not found.verdict.num_pairs
-    (near,) = found.nearest
+    near = found.nearest[0]
     assert near.what == said and near.then.kind == MEASURED
 
 

@@ -18,7 +18,13 @@ from fp8study.analysis.advice.asked import MOST_TOKENS, Question
 from fp8study.analysis.advice.beside import measured_beside
 from fp8study.analysis.advice.by_law import ByLaw, chosen
 from fp8study.analysis.advice.case import Case
-from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
+from fp8study.analysis.advice.commands import (
+    check_of_loss,
+    largest_like,
+    settings,
+    smaller_like,
+    to_check,
+)
 from fp8study.analysis.advice.evidence import (
     Decided,
     Decisions,
@@ -157,6 +163,7 @@ class Advisor:
             memory_parts_gib={n: by_law.figure(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
             smaller=smaller_like(config, capacity) if filled.building > capacity else "",
+            largest="" if case.fits or case.fp8_fits else largest_like(config, capacity),
             remedies=otherwise.remedies(),
             larger=otherwise.larger(),
             instead=otherwise.instead(),

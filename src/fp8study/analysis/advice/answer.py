@@ -115,6 +115,8 @@ class Advice:
     """Weights of the whole model, counted."""
     smaller: str
     """Where a run could not even build that: the largest preset of its kind that it could."""
+    largest: str
+    """Where neither precision fits: the largest preset of its kind that does on these GPUs."""
     remedies: tuple[Change, ...]
     """Where it does not fit: what would."""
     larger: Change | None

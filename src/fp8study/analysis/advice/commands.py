@@ -14,12 +14,13 @@ import yaml
 from fp8study.analysis.advice.answer import LossCheck, Seeds
 from fp8study.analysis.advice.loss_evidence import scatter_near
 from fp8study.analysis.laws.memory import predicted_memory
-from fp8study.analysis.laws.nearby import FORM, SAVERS, written
+from fp8study.analysis.laws.nearby import FORM, SAVERS, changed, written
+from fp8study.analysis.laws.room import ROOMIER, fits
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.small_steps import is_by_kernel_alone
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.hardware import GpuPeak
-from fp8study.core.presets import PRESETS, near_settings
+from fp8study.core.presets import PRESETS, SWEPT, near_settings
 from fp8study.core.studies import load_study
 
 #: The study of any setting's losses.
@@ -42,11 +43,29 @@ _LONG_SECONDS = 600
 
 def smaller_like(config: ResolvedConfig, capacity: float) -> str:
     """Return the largest preset of a model's kind that a GPU of so many GiB can build; or none."""
-    kind = near_settings(config.model).get("model_type")
-    alike = [name for name, settings in PRESETS.items() if settings["model_type"] == kind]
-    sizes = {name: predicted_memory(config, shape_of(name)).building for name in alike}
-    fitting = [name for name in alike if sizes[name] <= capacity]
-    return max(fitting, key=sizes.__getitem__, default="")
+    for name in _like(config.model):
+        if predicted_memory(config, shape_of(name)).building <= capacity:
+            return name
+    return ""
+
+
+def largest_like(config: ResolvedConfig, capacity: float) -> str:
+    """Return the largest preset of a model's kind that these GPUs have room for; or none.
+
+    At batch 1, at need with layers gathered twice and recomputed.
+    """
+    for name in _like(config.model):
+        way = changed(config, {"model": name, "micro_batch_size": 1})
+        if any(fits(changed(way, more), shape_of(name), capacity) for more in ROOMIER):
+            return name
+    return ""
+
+
+def _like(model: str) -> list[str]:
+    """Return the presets of a model's kind, the largest first."""
+    kind = near_settings(model).get("model_type")
+    alike = [n for n, shape in PRESETS.items() if shape["model_type"] == kind and n not in SWEPT]
+    return sorted(alike, key=lambda name: -shape_of(name).num_parameters)
 
 
 def to_check(

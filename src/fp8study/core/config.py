@@ -184,9 +184,7 @@ def _read(name: str, value: Any) -> Any:
     FIELDS[name].check(name, value, DEFAULTS[name])
     if name in _PLACES and "/" in str(value):  # mine and mine/ are one folder, so one model
         *kind, place = str(value).rpartition("text:")
-        here = "./" * place.startswith(
-            "./"
-        )  # which alone tells ./owner/name from a name on the hub
+        here = "./" * place.startswith("./")  # tells a folder from an owner/name of the hub
         value = "".join([*kind, here, os.path.normpath(place)])
     return value
 

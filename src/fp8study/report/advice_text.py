@@ -55,7 +55,7 @@ def advice_text(advice: Advice) -> str:
     number_of = batch * passes * config["num_gpus"]
     sequences = f"{count(number_of, 'sequence')} ({amount(number_of * config['sequence_length'])}"
     task += f"\nOn the tuned path, {sequences} tokens) a step, gradients {clips}"
-    task += "; another step: --global-batch-size" * (config["num_gpus"] > 1)
+    task += "; another step: --global-batch-size" * (config["num_gpus"] > 1 and passes == 1)
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [

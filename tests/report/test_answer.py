@@ -10,8 +10,9 @@ import pytest
 from fp8study.analysis import decision
 from fp8study.analysis.runs.naming import FP8_HEAD
 from fp8study.analysis.small_steps import is_by_kernel_no_more
-from fp8study.report import answer, loss_sentences
+from fp8study.report import answer, layouts, loss_sentences, rows
 from fp8study.report.page import load_report
+from fp8study.report.table import show
 from tests.analysis.test_leads import store_leads
 from tests.checkout import ROOT
 
@@ -159,6 +160,10 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
         assert f":\u00a0{gap:+.2f}\u00a0%".replace("-", "\u2212") in cells
     told = "on text kept out, machines together, llama-3.2-1b on 1 GPU, 3e\u20114 (1,500 steps)"
     assert told in loss_sentences.equal_so_far(report)
+    equal = rows.settled_losses(report)
+    assert not equal.duplicated(["model", "starts_from", "num_gpus"]).any()
+    assert {*equal["verdict"]} == {"equivalent"}
+    assert "llama-3.2-1b" in str(show(equal, layouts.SETTLED, "").data)
     still = f"tested and still open in {len(tested)}" if len(tested) else "faster settings; no run"
     assert still in answer.decide(report)
 

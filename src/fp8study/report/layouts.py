@@ -199,6 +199,12 @@ POOLED = _layout(
     num_runs="pairs",
     num_pairs="seeds",
 )
+SETTLED = _layout(
+    "model starts_from num_gpus rate num_steps tokens num_pairs gap_pct interval",
+    num_steps="steps",
+    tokens="million tokens",
+    num_pairs="seeds",
+)
 VERDICTS = _layout("where num_judged span equivalent different undecided detectable num_few")
 PASSES = _layout("label num_pairs passes", "{title}")
 DATA = _layout(

@@ -52,13 +52,17 @@ def answer(report: Report) -> str:
 
 def equal_so_far(report: Report) -> str:
     """Say of which models losses are equivalent: on how many GPUs, up to which learning rate."""
-    gaps = healthy(comparisons(report.loss_gaps))
-    usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
-    gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
-    runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
+    runs = report.runs[report.runs["arm_key"].isin(shown_equal(report)["arm_key"])]
     models = [*_by_model(runs[~goes_on(runs)]), *_equal_together(report)]
     models += [f"{FROM_WEIGHTS}, {words}" for words in _by_model(runs[goes_on(runs)])]
     return f"Equivalent so far, up to these learning rates: {'; '.join(models)}." if models else ""
+
+
+def shown_equal(report: Report) -> pd.DataFrame:
+    """Return the comparisons of a training loss on GPUs that are equivalent, of usual recipes."""
+    gaps = healthy(comparisons(report.loss_gaps))
+    usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
+    return gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
 
 
 def _by_model(runs: pd.DataFrame) -> list[str]:

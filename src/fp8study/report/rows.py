@@ -15,11 +15,12 @@ from fp8study.analysis import instruments, stats
 from fp8study.analysis.floors import AGAIN, KERNELS, RANDOM
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import run_path
-from fp8study.analysis.runs.pairing import DIVERGED, healthy, together
+from fp8study.analysis.runs.pairing import DIVERGED, goes_on, healthy, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 from fp8study.core.recipes import GEMMS
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report import layouts
+from fp8study.report.loss_sentences import shown_equal
 from fp8study.report.page import Report
 from fp8study.report.table import Layout
 from fp8study.report.words import (
@@ -198,6 +199,30 @@ def pooled(table: pd.DataFrame) -> pd.DataFrame:
         rate=table["learning_rate"].map(rate),
         num_steps=table["num_steps"].map("{:,.0f}".format),
         interval=["" if pd.isna(low) else stats.interval_text(low, high) for low, high in ends],
+    )
+
+
+def settled_losses(report: Report) -> pd.DataFrame:
+    """Say where FP8's loss is shown equal: a row for a model, its first weights and its GPUs.
+
+    Of each the highest learning rate, then the longest training, then the most seeds.
+    """
+    gaps = shown_equal(report)
+    facts = report.runs.groupby("arm_key")[["learning_rate", "num_steps", "num_tokens_seen"]].max()
+    table = gaps.join(facts, on="arm_key")
+    table["starts_from"] = ["BF16's" if on else RANDOM for on in goes_on(table)]
+    best = table.sort_values(["learning_rate", "num_tokens_seen", "num_pairs"], kind="stable")
+    best = best.groupby(["starts_from", "model", "num_gpus"], sort=True).tail(1)
+    sizes = best["model"].map(report.runs.groupby("model")["num_parameters"].max())
+    best = best.assign(size=sizes).sort_values(["size", "starts_from", "num_gpus"], kind="stable")
+    return best.assign(
+        rate=best["learning_rate"].map(rate),
+        num_steps=best["num_steps"].map("{:,.0f}".format),
+        tokens=[f"{seen / 1e6:,.1f}" for seen in best["num_tokens_seen"].astype(float)],
+        interval=[
+            interval(low, high, "+.2f")
+            for low, high in zip(best["gap_pct_low_90"], best["gap_pct_high_90"], strict=True)
+        ],
     )
 
 

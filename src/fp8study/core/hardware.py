@@ -136,7 +136,8 @@ def named_gpu(slug: str) -> GpuPeak:
     names = f"{slugs_with_fp8()}; without FP8: {others}"  # which a cluster may have
     if _NO_NVIDIA.match(wanted):
         raise UserError(
-            f"--gpu: '{slug}': NVIDIA GPUs only: nothing else was tried; name one of {names}"
+            f"--gpu: '{slug}': NVIDIA GPUs only: nothing else was tried; name one of "
+            f"{slugs_with_fp8()}"
         )
     if older := _OLDER.match(wanted):
         raise UserError(no_fp8(older[0].upper().replace("-", " "), "FP16" if older[1] else "BF16"))

@@ -69,7 +69,7 @@ def speed_check(advice: Advice) -> list[str]:
     if advice.study:
         there = f"pipelines/profiles/slurm/config.yaml (max_nodes: {advice.config['num_nodes']})"
         return listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml and your "
-                       f"cluster in {there}:",
+                       f"cluster in {there}; no cluster with GPUs has run it yet:",
                        [*advice.study.splitlines(), "", *advice.commands])  # fmt: skip
     if not advice.fits:
         return listed("To check its speed, in FP8 alone:", advice.commands)

@@ -197,10 +197,12 @@ def _of_an_8b_going_on() -> list[str]:
     alone = one(scatter_table(metrics_frame(stored("h200x4")), runs), starts_from=TRAINED)
     assert alone["num_pairs"] == 7
     early = one(validation_curve(stored("h200x4"), runs), num_gpus=1, step=100)
+    (begun,) = (run for run in stored("h200x4") if run.record.study == "bf16-start-8b")
     assert early["verdict"] == "undecided"
     return [
         *texts,
         f"the seven pairs scatter by {alone['scatter_pct']:.2f} %",
+        f"BF16 had seen {100 * begun.record.data['epochs']:.0f} % of their text",
         f"{per_cent(early['gap_pct'], 2)} (95 % CI {ends(early, '{}_95', 2)}) on one GPU",
     ]
 

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,3 +89,11 @@ def environment() -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")  # an empty entry would be the current folder
     path = os.pathsep.join([str(ROOT / "src"), *([inherited] if inherited else [])])
     return os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 200) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)

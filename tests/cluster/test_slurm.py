@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -24,7 +23,7 @@ import pytest
 import yaml
 
 from fp8study.core.checkpoints import times_resumed
-from tests.checkout import copy_checkout, environment
+from tests.checkout import copy_checkout, environment, wait_until
 from tests.cluster.loopback import Cluster, what_is_missing
 from tests.disks import small_disk_at
 
@@ -103,13 +102,6 @@ def training(checkout: Path) -> list[Path]:
 
 def unfinished(checkout: Path) -> list[Path]:
     return [run for run in training(checkout) if run.name not in records(checkout)]
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.3)
 
 
 def job_of(run_id: str, cluster: Cluster) -> str:

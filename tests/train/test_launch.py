@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fp8study.core.records import read_metrics, read_record
 from fp8study.core.studies import judgement_of
 from fp8study.run.gpu_lease import CLAIM
 from fp8study.run.launch import RunFailed, launch
-from tests.checkout import tiny_folder
+from tests.checkout import tiny_folder, wait_until
 from tests.train.tiny_runs import CPU, TINY, launch_tiny
 
 AFTER_TRAINING = {
@@ -218,13 +217,6 @@ def is_being_written(run_dir: Path) -> bool:
             return False
     except UserError:
         return True
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("cold_training")

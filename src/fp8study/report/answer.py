@@ -178,7 +178,7 @@ def _limits(report: Report, table: pd.DataFrame) -> list[str]:
     tested = int(fp8.apply(_open_loss, axis=1).astype(bool).sum())
     known = (
         f"**FP8's loss is [shown equal](quality.qmd) in {equal} of the {of}"
-        f"{': check yours before you train' * (equal < len(fp8))}**"
+        f"{': check yours first' * (equal < len(fp8))}**"
         f"{f', tested and still open in {tested}' * bool(tested)}"
         f"{longest(report, '; no run is longer than')}."
     )

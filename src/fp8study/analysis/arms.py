@@ -101,6 +101,11 @@ class Arm:
         return ended.groupby("seed")["loss_last20_mean"].mean()
 
 
+def median(values: Sequence[float]) -> float | None:
+    """Return the median, or None of nothing."""
+    return statistics.median(values) if values else None
+
+
 def geometric_mean(rates: Sequence[float]) -> float | None:
     """Return the mean that `ratio_of` divides, or None of nothing."""
     return statistics.geometric_mean(rates) if rates else None

@@ -19,11 +19,10 @@ from typing import Annotated, Any, Self
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from fp8study.analysis.arms import Arm, Ratio, group_arms, ratio_in_blocks, ratio_of
+from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_in_blocks, ratio_of
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.naming import arm_label, setting_label
 from fp8study.analysis.runs.pairing import together
-from fp8study.analysis.stats import median
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.recipes import Precision
 from fp8study.core.record_shape import as_run
@@ -286,7 +285,7 @@ def _peer_row(sessions: Sessions, arm: Arm, ratio: Ratio | None) -> dict[str, ob
         "ratio_interval": ratio.interval_text() if ratio else _ends(sessions),
         "num_blocks": len({*own.blocks} & {*theirs.blocks}) if theirs.blocks else None,
         "sessions": _by_session(own, sessions) if theirs.blocks else "",
-        "reserved_gib": median(reserved),
+        "reserved_gib": median([gib for gib in reserved if gib is not None]),
         "peer_reserved_gib": median([gib for peer in sessions for gib in peer.memory_peak_gib]),
     }
 

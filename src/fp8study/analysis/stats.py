@@ -45,12 +45,6 @@ class Interval:
     high: float
 
 
-def median(values: Iterable[float | None]) -> float | None:
-    """Return the median of what is known, or None of nothing."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
 def paired_t_interval(differences: Sequence[float], level: float) -> Interval:
     """Student's t interval of the mean of paired differences: Welch's of one group."""
     return welch_t_interval([differences], [1.0], level)

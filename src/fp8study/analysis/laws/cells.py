@@ -7,15 +7,16 @@ median over its runs.
 
 from __future__ import annotations
 
+import statistics
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.frames import key_of
-from fp8study.analysis.stats import median
 from fp8study.core.config import ResolvedConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
@@ -51,12 +52,12 @@ class Cell:
     @cached_property
     def peak_gib(self) -> float | None:
         """Peak of what tensors took on the fullest rank."""
-        return median(record.results.get("memory_peak_gib") for _, record in self.runs)
+        return _median(record.results.get("memory_peak_gib") for _, record in self.runs)
 
     @cached_property
     def step_ms(self) -> float | None:
         """Median step; runs whose allocator was at work are left out."""
-        return median(record.results.get("step_time_ms_median") for _, record in self.timed)
+        return _median(record.results.get("step_time_ms_median") for _, record in self.timed)
 
     @cached_property
     def kernels_ms(self) -> dict[str, float]:
@@ -64,7 +65,7 @@ class Cell:
         steps = [record.instruments.get("step", {}) for _, record in self.timed]
         times = [step["by_kind_ms"] for step in steps if step.get("by_kind_ms")]
         names = dict.fromkeys(name for kinds in times for name in kinds)
-        return {name: median(kinds.get(name, 0.0) for kinds in times) or 0.0 for name in names}
+        return {name: _median(kinds.get(name, 0.0) for kinds in times) or 0.0 for name in names}
 
     @property
     def timed(self) -> list[tuple[str, RunRecord]]:
@@ -76,6 +77,11 @@ class Cell:
         found = [(name, record.results.get("tokens_per_second_per_gpu"))
                  for name, record in self.timed]  # fmt: skip
         return [(name, float(rate)) for name, rate in found if rate]
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def cell_key(config: ResolvedConfig, gpu: str, *free: str) -> str:

@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from fp8study.analysis.stats import (
     holm,
     paired_t_interval,
     paired_t_p_value,
+    pairs_to_decide,
+    smallest_detectable,
     tost,
     welch_t_interval,
 )
@@ -60,6 +64,25 @@ def test_tost_is_statsmodels() -> None:
 )
 def test_verdict(values: list[float], verdict: str) -> None:
     assert tost(values, 0.25) == verdict
+
+
+@pytest.mark.parametrize(
+    ("refuse", "wrong", "name"),
+    [
+        *((lambda v: tost([1.0, 2.0], v), v, "margin") for v in (0.0, -1.0, math.nan)),
+        (lambda v: paired_t_interval([1.0, 2.0], v), 95, "level"),
+        *((holm, v, "p_values") for v in ([0.1, math.nan], [-0.1], [1.1])),
+        *((lambda v: smallest_detectable(*v), v, "spread") for v in ((-0.1, 5), (math.nan, 5))),
+        (lambda v: smallest_detectable(*v), (0.1, 1), "num_pairs"),
+        *((lambda v: pairs_to_decide(*v), v, "spread, margin")
+          for v in ((-0.1, 0.25), (math.nan, 0.25), (0.1, 0.0))),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_range_is_refused_by_name(
+    refuse: Callable[[Any], object], wrong: object, name: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{name}: "):
+        refuse(wrong)
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, math.nan], [1.0, math.inf]])

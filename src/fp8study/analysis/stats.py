@@ -64,6 +64,8 @@ def welch_t_interval(
         weights: One for each group.
         level: Confidence level, between 0 and 1.
     """
+    if not 0 < level < 1:
+        raise UserError(f"level: {level!r} is not between 0 and 1")
     moments = [_moments(group) for group in groups]
     centre = sum(w * mean for w, (mean, _, _) in zip(weights, moments, strict=True))
     terms = [(w * error) ** 2 for w, (_, error, _) in zip(weights, moments, strict=True)]
@@ -145,6 +147,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Returns the adjusted p-values in the order given.
     """
     values = np.asarray(p_values, dtype=float)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise UserError("p_values: not all are between 0 and 1; leave out tests without a result")
     order = np.argsort(values, kind="stable")
     stepped = np.maximum.accumulate(values[order] * np.arange(values.size, 0, -1))
     adjusted = np.empty_like(values)
@@ -179,6 +183,8 @@ def pairs_to_decide(spread: float, margin: float) -> int:
         spread: Standard deviation of the paired differences, at least zero.
         margin: Positive, in the same unit.
     """
+    if not (0 <= spread < math.inf and margin > 0):
+        raise UserError(f"spread, margin: {spread!r} and {margin!r} are no spread and margin")
 
     def decides(pairs: int) -> bool:
         quantiles = stats.t.ppf([1 - ALPHA, (1 + POWER) / 2], pairs - 1)
@@ -193,6 +199,10 @@ def smallest_detectable(spread: float, num_pairs: int) -> float:
 
     The `spread` is the standard deviation of the paired differences, in the same unit.
     """
+    if not 0 <= spread < math.inf:
+        raise UserError(f"spread: {spread!r} is not finite, or below 0")
+    if num_pairs < 2:
+        raise UserError(f"num_pairs: {num_pairs} is too few; a spread needs two or more")
     return spread * _detectable_shift(num_pairs - 1) / math.sqrt(num_pairs)
 
 

@@ -217,7 +217,9 @@ def _written_since(done: list[RunRecord]) -> list[str]:
     later: Counter[tuple[str, str]] = Counter()
     for record in done:
         text, model = (str(record.config.get(name)) for name in ("corpus", "model"))
-        files = {"corpus": text.removeprefix("text:"), "model": f"{model}/config.json"}
+        files = {"model": f"{model}/config.json"}
+        if text.startswith("text:"):
+            files["corpus"] = text.removeprefix("text:")
         began = datetime.fromisoformat(record.started_at).timestamp()
         for name, file in files.items():
             if Path(file).is_file() and Path(file).stat().st_mtime > began:

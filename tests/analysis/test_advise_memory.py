@@ -153,9 +153,11 @@ def test_what_does_not_fit_is_told_with_what_would():
     told = f"{more.lead_pct.value:+.0f} % ("
     assert f"With {more.what} it does: FP8 then {told}" in said
     assert f"; {more.tokens_per_second_per_gpu.value:,.0f} tokens/s a GPU" in said
-    assert f"on these GPUs {found.largest} fits" in said
+    assert f"at need, {found.largest} fits on these GPUs" in said
     assert answer(question_for([], found.largest, 1, 4096, None, "h100-80gb")).fits
     assert shape_of(found.largest).num_parameters > 2e9  # no 1B
+    batch = answer(question_for([], "llama-3.2-3b", 2, 4096, 64, "h100-80gb"))
+    assert not batch.fits and not batch.fp8_fits and batch.largest == ""  # the batch is too large
 
 
 def test_of_fp8_only_what_fits_is_recommended():

@@ -32,7 +32,9 @@ def answer_lines(advice: Advice) -> list[str]:
     """Write what to do, what that rests on, and what is known of settings next to it."""
     said = verdict_text(advice.verdict)
     if not advice.fits and not advice.fp8_fits:
-        largest = f"  on these GPUs {advice.largest} fits" * bool(advice.largest)
+        largest = (
+            f"  at batch 1, layers recomputed at need, {advice.largest} fits on these GPUs"
+        ) * bool(advice.largest)
         return [_too_large(advice), *filter(None, [largest]), *_no_interval(advice)]
     if not advice.fits:
         cured = " or ".join(each.what for each in advice.remedies[:2])

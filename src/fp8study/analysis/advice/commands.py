@@ -52,12 +52,13 @@ def smaller_like(config: ResolvedConfig, capacity: float) -> str:
 def largest_like(config: ResolvedConfig, capacity: float) -> str:
     """Return the largest preset of a model's kind that these GPUs have room for; or none.
 
-    At batch 1, at need with layers gathered twice and recomputed.
+    At batch 1, at need with layers gathered twice and recomputed. None, too, where the model itself
+    has room so: then it is the batch that is too large.
     """
-    for name in _like(config.model):
+    for name in (config.model, *_like(config.model)):
         way = changed(config, {"model": name, "micro_batch_size": 1})
         if any(fits(changed(way, more), shape_of(name), capacity) for more in ROOMIER):
-            return name
+            return "" if name == config.model else name
     return ""
 
 

@@ -222,6 +222,22 @@ def test_no_other_result_is_quoted(quotable: list[str]) -> None:
         assert found <= known, found - known
 
 
+def test_the_short_answer_has_the_ranges_of_the_tables_below() -> None:
+    def range_of(lines: list[str]) -> str:
+        leads = [float(lead) for lead in re.findall(r"(\+[\d.]+)(?=,| %)", " ".join(lines))]
+        return f"{min(leads):+.1f} to {max(leads):+.1f} %"
+
+    rows = {line.split(" | ")[0]: line for line in README.splitlines() if line.startswith("| ")}
+    large, small = rows["| H100 or H200, 8B or 14B"], rows["| H100 or H200, 1B to 4B"]
+    assert range_of([rows["| 8B"], rows["| Qwen3-14B"]]) in large
+    assert (
+        range_of([rows[name] for name in ("| 1B", "| 1B, untied head", "| 3B, Qwen3-4B")]) in small
+    )
+    theirs = [line for line in FINDINGS.splitlines() if re.match(r"\| 8B, .*\| torchtitan", line)]
+    own = [line.split("|")[6] for line in theirs]
+    assert len(own) > 2 and f"torchtitan itself gains {range_of(own)}" in large
+
+
 def test_verdicts_on_claims_are_counted_as_the_ledger_does() -> None:
     ledger = judge(committed_report())
     counts = tally(ledger).set_index("verdict")["all"]

@@ -174,7 +174,7 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
 
 
 def _going_on(advice: Advice) -> list[str]:
-    """Tell what is known of training that goes on, where its loss from random weights is open."""
+    """Tell where FP8 is worth it how a training ended that goes on from trained weights."""
     known = advice.from_weights and advice.verdict.action in (FP8, CHECK)
     return [f"  {advice.from_weights}"] * bool(known)
 

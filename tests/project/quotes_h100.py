@@ -8,9 +8,10 @@ from fp8study.analysis.losses import comparisons, formats_table
 from fp8study.analysis.matched import equal_time_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
+from fp8study.analysis.stats import judged
 from fp8study.core.records import StoredRun
 from fp8study.report.page import report_of
-from tests.project.quotes import ends, gap_ends, one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, runs_of, stored
 
 
 def h100_texts() -> list[str]:
@@ -96,28 +97,38 @@ def _recipe_time_texts() -> list[str]:
 
 def _optimizer_state_texts() -> list[str]:
     """What is said of narrower optimizer states and of FP16, seed by seed against FP32 states."""
-    runs = _of("optimizer-states")
-    found = formats_table(runs_frame(runs))
-    assert set(found["num_pairs"]) == {3}
-    assert set(found["verdict"]) == {"equivalent"}
-    row = found.set_index(["precision", "optimizer_state"])
-    plain, fp8 = row.loc["bf16"], row.loc["fp8_tensorwise"]
-    learnt = report_of(runs).loss_gaps["learnt_pct"].mean()
+    both = pd.concat([runs_of("h100x1"), runs_of("h200x4")])
+    both = both[both["study"] == "optimizer-states"]
+    by_card = formats_table(both).astype({"precision": str})
+    assert {*by_card["num_pairs"]} == {3} and {*by_card["verdict"]} == {"equivalent"}
+    arms = by_card.groupby(["precision", "optimizer_state"])
+    less = arms["memory_change_pct"].median()
+    apart = (arms["gap_pct"].max() - arms["gap_pct"].min()).max()
+    by_seed = both.assign(state=both["optimizer_state"].fillna("fp32")).pivot(
+        index="seed", columns=["precision", "state"], values="loss_last20_mean"
+    )
+    gaps = 100 * (by_seed.div(by_seed["bf16", "fp32"], axis=0) - 1)
+    found = {arm: judged(gaps[arm].dropna().tolist(), 0.25, "gap_pct") for arm in [*less.index]}
+    assert {row["verdict"] for row in found.values()} == {"equivalent"}
+    assert sorted(row["num_pairs"] for row in found.values()) == [3, 6, 6, 6, 6, 6]
+    (bf16, fp8), learnt = ("bf16", "fp8_tensorwise"), report_of(_of("optimizer-states")).loss_gaps
     return [
-        f"BF16 ends about {learnt:.0f} % below what the tokens' frequencies alone give",
-        f"BF16 states end {_gap(plain.loc['bf16'])}, FP8 states {_gap(plain.loc['fp8'])}, FP16 "
-        f"{_gap(row.loc['fp16', 'fp32'])}",
-        f"with FP8 GEMMs {_gap(fp8.loc['fp32'])} with FP32 states, {_gap(fp8.loc['bf16'])} with "
-        f"BF16 and {_gap(fp8.loc['fp8'])} with FP8 ones",
-        f"{_less(plain.loc['bf16'])} and {_less(plain.loc['fp8'])} less, with FP8 GEMMs "
-        f"{_less(fp8.loc['fp32'])}, {_less(fp8.loc['bf16'])} and {_less(fp8.loc['fp8'])}",
+        f"BF16 ends about {learnt['learnt_pct'].mean():.0f} % below what the tokens' frequencies "
+        "alone give",
+        f"BF16 states end {_gap(found[bf16, 'bf16'])}, FP8 states {_gap(found[bf16, 'fp8'])}, FP16 "
+        f"{_gap(found['fp16', 'fp32'])}",
+        f"with FP8 GEMMs {_gap(found[fp8, 'fp32'])} with FP32 states, {_gap(found[fp8, 'bf16'])} "
+        f"with BF16 and {_gap(found[fp8, 'fp8'])} with FP8 ones",
+        f"{_less(less[bf16, 'bf16'])} and {_less(less[bf16, 'fp8'])} less, with FP8 GEMMs "
+        f"{_less(less[fp8, 'fp32'])}, {_less(less[fp8, 'bf16'])} and {_less(less[fp8, 'fp8'])}",
+        f"three on an H100 and three on H200s, whose means are at most {apart:.2f} points apart",
     ]
 
 
-def _gap(row: pd.Series) -> str:
-    return f"{per_cent(row['gap_pct'], 2)} ({ends(row, '{}_95', 2)})"
+def _gap(row: dict[str, float]) -> str:
+    return f"{per_cent(row['gap_pct'], 2)} ({ends(pd.Series(row), '{}_95', 2)})"
 
 
-def _less(row: pd.Series) -> str:
-    assert row["memory_change_pct"] < 0
-    return f"{-row['memory_change_pct']:.0f} %"
+def _less(change_pct: float) -> str:
+    assert change_pct < 0
+    return f"{-change_pct:.0f} %"

@@ -196,6 +196,16 @@ def test_two_gpus_without_nvlink_are_told_though_four_are_claimed() -> None:
     assert "without NVLink; two keep 60 % of one's tokens/s per GPU" in found.why
 
 
+def test_links_that_a_study_leaves_unused_stand_in_for_none() -> None:
+    unused = pair(rate=40, num_gpus=2, config={"gpu_links": "unused"})
+    alone = pair(rate=100, machine={"gpu_link": "NV18"})
+    beside = pair(rate=90, num_gpus=2, machine={"gpu_link": "NV18"})
+    found = judge_claim(CLAIMS["A26"], tables(alone + beside + unused))
+    assert found.verdict == ELSEWHERE
+    assert "without NVLink; two keep 40 % of one's tokens/s per GPU" in found.why
+    assert judge_claim(CLAIMS["A07"], tables(alone + unused)).verdict == OPEN
+
+
 def test_of_two_caches_the_arm_of_the_most_runs_speaks_for_document_bs() -> None:
     once = [run(name, LARGE, 200 - n, config={"compile_cache": "fresh"}, num_gpus=1)
             for n, name in enumerate(("bf16", FP8[1], FP8[0]))]  # fmt: skip

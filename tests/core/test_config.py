@@ -43,7 +43,7 @@ OTHER: dict[str, Any] = {
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
-    "cast_kernels": "both_layouts", "collectives": "copy_engines",
+    "cast_kernels": "both_layouts", "collectives": "copy_engines", "gpu_links": "unused",
     "gradient_norm": "as_summed",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
@@ -84,7 +84,8 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "gradient_reduction": {"gradient_accumulation_steps": 2},
         "step_launch": ONE_PASS | {"attention_mask": "causal"},
     }.get(name, {})
-    spread = ("num_nodes", "gradient_reduction", "gradient_pool", "gradient_copy", "collectives")
+    spread = ("num_nodes", "gradient_reduction", "gradient_pool", "gradient_copy", "collectives",
+              "gpu_links")  # fmt: skip
     usual |= {"num_gpus": 2} if name in spread else {}
     sharded = ("cpu_ram_efficient_loading", "reshard_after_forward")
     usual |= {"strategy": "fsdp2"} if name in sharded else {}

@@ -166,6 +166,8 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (PASSES | {"collectives": "copy_engines", "gradient_norm": "as_summed"}, "gradient_norm",
          "use separate"),
         ({"num_gpus": 2, "gradient_norm": "as_summed"}, "gradient_norm", "copy_engines"),
+        ({"gpu_links": "unused"}, "gpu_links", "on one GPU"),
+        (COPIES | {"gpu_links": "unused"}, "gpu_links", "use collectives=nccl"),
         ({"num_gpus": 2, "gradient_copy": "reduce_stream"}, "gradient_copy", "copy_engines"),
         ({"gradient_norm": "by_kernel"}, "gradient_norm", "strategy=none"),
         (NARROW | {"gradient_norm": "by_kernel", "optimizer_step": "in_backward"}, "gradient_norm",

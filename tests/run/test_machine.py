@@ -276,6 +276,15 @@ def test_what_collectives_are_told_reaches_the_training_processes_on_gpus(
     assert told((), collectives="copy_engines") is None
 
 
+def test_links_that_are_left_alone_are_told_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    for values, said in (({}, None), ({"gpu_links": "unused"}, "1")):
+        config = make_config({"num_gpus": 2, "path": "tuned"} | values).resolved()
+        environment = training_environment(config, Machine((H200, H200), 8))
+        assert environment.get("NCCL_P2P_DISABLE") == said
+        assert (config.collectives == "nccl") == (said == "1")
+
+
 def test_what_another_launcher_left_behind_reaches_no_training_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

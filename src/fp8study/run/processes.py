@@ -43,6 +43,8 @@ def training_environment(config: ResolvedConfig, machine: Machine) -> dict[str, 
             environment[name] = ",".join(filter(None, options))
         if config.collectives == "copy_engines":  # which read memory, and need no multicast
             environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+        if config.gpu_links == "unused":
+            environment["NCCL_P2P_DISABLE"] = "1"
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # Tiny layers gain nothing from threads, and runs share the few cores.

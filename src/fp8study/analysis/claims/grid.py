@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Finding, judges
 from fp8study.analysis.claims.rules import by_parts, by_rows, ends, on_gpus, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
-from fp8study.analysis.runs.naming import PRECISION_LABELS
+from fp8study.analysis.runs.naming import PRECISION_LABELS, UNUSED_LINKS
 from fp8study.analysis.runs.pairing import pairs_of, together
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
@@ -142,9 +144,19 @@ def amdahl(tables: Tables, claim: Claim) -> Finding:
 
 @judges("A26")
 def scales_over_pcie(tables: Tables, claim: Claim) -> Finding:
-    links = tables.of_records(lambda run: {"link": run.record.machine.get("gpu_link")}, "link")
+    def link_of(run: StoredRun) -> dict[str, Any]:
+        is_alone = run.record.config.get("num_gpus") == 1
+        return {"link": "none" if is_alone else run.record.machine.get("gpu_link")}
+
+    links = tables.of_records(link_of, "link")
     on_pcie = ~links["link"].astype(str).str.startswith("NV") & links["link"].notna()
-    arms = tables.arms[tables.arms["arm_key"].isin(tables.runs.merge(links[on_pcie])["arm_key"])]
+    on_pcie = tables.arms["arm_key"].isin(tables.runs.merge(links[on_pcie])["arm_key"])
+    setting, without = tables.arms["setting"], f", {UNUSED_LINKS}"
+    by_choice = setting.str.endswith(without) & ~setting.str.contains(", tuned")
+    arms = tables.arms[on_pcie | by_choice].assign(
+        path=tables.arms["path"].mask(by_choice, "plain"),
+        setting=setting.str.removesuffix(without),
+    )
     pairs, efficiency = _scaling(_grid(arms))
     inside = efficiency.between(claim.published["low"], claim.published["high"])
     _, two = _scaling(_grid(arms), num_gpus=2)

@@ -43,8 +43,10 @@ _KINDS = {
 
 
 def is_fitted(cell: Cell) -> bool:
-    """Whether the law is about such a cell: compiled, timed, and all of its weights trained."""
+    """Whether the law is about it: compiled, timed, over usual links, all weights trained."""
     config = cell.config
+    if config.gpu_links == "unused":
+        return False
     trained = not config.untrained and config.optimizer_binding == "after_conversion"
     return bool(cell.step_ms and config.compile and trained)
 

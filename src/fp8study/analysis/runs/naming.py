@@ -55,6 +55,8 @@ _BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_cop
 COPY_ENGINES = "collectives by copy engines"
 #: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
 NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
+#: What it says of GPUs whose links NCCL leaves alone.
+UNUSED_LINKS = "unused GPU links"
 #: And of steps launched as one CUDA graph, as small ones of up to two GPUs since 81, four since 90.
 GRAPH = "steps launched as graph"
 #: And of such steps on two GPUs whose reduced gradients lie with the activations, since 89.

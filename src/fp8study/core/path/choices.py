@@ -87,6 +87,7 @@ def may_copy(c: Any) -> bool:
     """Whether copy engines were faster (docs/log.md, 70): of more GPUs nothing is known."""
     adds_reduced = c.gradient_accumulation_steps == 1 or c.gradient_reduction != "last_pass"
     is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c) and adds_reduced
+    is_alike &= c.gpu_links in (None, "as_found")
     return is_alike and _may_update_in_one_pass(c)
 
 

@@ -256,6 +256,14 @@ class Switches:
                 c.weight_cast == "each_update" and c.strategy == "none"),
              "is for Triton kernels of ours that cast; use weight_cast=each_update with "
              "strategy=none or swiglu=kernels, or one_layout"),))
+    gpu_links: Literal["as_found", "unused"] | None = switch(
+        "as_found", "as_found", "{} GPU links", "What joins GPUs of a host. `unused`: "
+        "NCCL goes through the host's memory (NCCL_P2P_DISABLE), as where no NVLink is.",
+        refused=(
+            (lambda c: c.gpu_links == "unused" and c.num_gpus == 1,
+             "says nothing on one GPU; use num_gpus=2, or leave it out"),
+            (lambda c: c.gpu_links == "unused" and c.collectives == "copy_engines",
+             "leaves copy engines nothing to read by; use collectives=nccl, or as_found")))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
         "nccl", lambda c: "copy_engines" if choices.may_copy(c) else "nccl", "collectives by {}",
         "`copy_engines`: GPUs of one host read each other's weights and gradients by their copy "

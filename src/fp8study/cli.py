@@ -25,6 +25,7 @@ from fp8study.run.terminal import (
     AsJson,
     Budget,
     ClaimIds,
+    Details,
     Document,
     FurtherFields,
     GbitPerSecond,
@@ -96,9 +97,7 @@ def fields() -> None:
 @app.command()
 def flops(
     set_: Overrides = None,
-    measure: Annotated[
-        bool, typer.Option(help="Time the model's GEMMs on this GPU instead of counting.")
-    ] = False,
+    measure: Annotated[bool, typer.Option(help="Time its GEMMs here, do not count.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the arithmetic of one token, and how much of it FP8 can take over."""
@@ -131,6 +130,7 @@ def advise(
     tokens: Tokens = None,
     set_: FurtherFields = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this GPU, a minute.")] = False,
+    details: Details = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
@@ -149,7 +149,7 @@ def advise(
 
             keep(measure_here(asked.layers_to_measure(), complain), results_dir())
         found = answer(asked)
-    _print(asdict(found), advice_text(found), as_json)
+    _print(asdict(found), advice_text(found, details), as_json)
 
 
 @app.command()

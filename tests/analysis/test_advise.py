@@ -318,6 +318,21 @@ def test_what_layers_save_is_what_the_law_says_of_the_whole():
     assert 32 * saved == pytest.approx(whole, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "asked", [("llama-3.1-8b", 1, 4096, 1), ("llama-3.2-1b", 2, 4096, 2), ("llama-3.1-70b", 8)]
+)
+def test_the_shorter_text_leaves_out_and_changes_nothing(asked):
+    found = advice(*asked)
+    whole, short = (advice_text(found, in_full).splitlines() for in_full in (True, False))
+    kept = [line for line in short[:-1] if line]
+    assert [line for line in whole if line in kept] == kept
+    assert short[-1].startswith("--details") and len(short[-1]) <= 80
+    text = "\n".join(short)
+    for part in ("What a step takes", "Layers in FP8", "Loss, nearest evidence", "laws so far"):
+        assert part in "\n".join(whole) and part not in text
+    assert all(command in text for command in found.commands)
+
+
 def test_without_records_there_is_no_advice(tmp_path):
     with pytest.raises(UserError, match="holds no committed records"):
         answer(question_for([], "llama-3.2-1b", 1, 4096, 1, "h100"), tmp_path)

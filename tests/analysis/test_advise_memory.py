@@ -10,6 +10,8 @@ import pytest
 
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, FP8, NO_ROOM
+from fp8study.analysis.laws.beyond import beyond
+from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.here import law_of
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import larger_alone
@@ -17,6 +19,7 @@ from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.report.advice_text import advice_text
 from tests.analysis.test_advise import advice
+from tests.checkout import ROOT
 
 
 def ask(model: str, batch: int, gpu: str = "h200") -> Any:
@@ -204,12 +207,17 @@ def test_optimizer_states_in_fp8_come_before_more_gpus_and_are_answered_for() ->
 
 
 def test_optimizer_states_that_a_gpu_was_not_timed_with_are_beyond_the_records() -> None:
+    asked = question_for([], "llama-3.2-1b", 1, 4096, 1, "h200", {"optimizer_state": "fp8"})
+    cells = cells_of(read_runs(ROOT / "results"))
+    usual = [cell for cell in cells if cell.config.optimizer_state == "fp32"]
     told = [
-        " ".join(advice("llama-3.2-1b", 1, gpu=gpu, optimizer_state="fp8").beyond)
-        for gpu in ("h100-80gb", "h200")
+        " ".join(
+            beyond(asked.config, shape_of("llama-3.2-1b"), asked.gpu, "NVIDIA H200", False, timed)
+        )
+        for timed in (cells, usual)
     ]
     assert "optimizer states in FP8" not in told[0]  # study optimizer-states
-    assert "optimizer states in FP8" in told[1]
+    assert "optimizer states in FP8: never timed on H200" in told[1]
 
 
 @pytest.mark.parametrize("state", ["bf16", "fp8"])

@@ -31,6 +31,9 @@ _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
 #: More than that would break the table's columns: characters of a label, and GiB.
 _LABEL, _WIDEST_GIB = 33, 9999
 
+#: How the shorter text ends.
+_MORE = "--details adds memory and steps by part, layers in FP8, losses, the laws' errors"
+
 #: Remedies that train otherwise, with what is to be known of them.
 _CAUTIONS = {
     "optimizer_state=fp8": "FP8 optimizer states: known of a 1B's loss alone (docs/results.md), "
@@ -39,8 +42,12 @@ _CAUTIONS = {
 }
 
 
-def advice_text(advice: Advice) -> str:
-    """Write an advice: the answer first, then what it rests on."""
+def advice_text(advice: Advice, in_full: bool = True) -> str:
+    """Write an advice: the answer first, then what it rests on, and how to check it.
+
+    Without `in_full` as much as a decision takes: what memory and steps consist of, which layers
+    are in FP8, by how much the laws were off and the nearest losses are left out.
+    """
     config = advice.config
     passes, batch = config["gradient_accumulation_steps"], config["micro_batch_size"]
     nodes = f" in {config['num_nodes']} nodes" * (config["num_nodes"] > 1)
@@ -58,14 +65,17 @@ def advice_text(advice: Advice) -> str:
     task += "; another step: --global-batch-size" * (config["num_gpus"] > 1 and passes == 1)
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
-    sections = [
-        ["", *answer_lines(advice)],
-        _memory(advice),
-        _options(advice),
+    evidence = [
         _limits(advice),
         _layers(advice),
         _measured(advice.measured),
         listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
+    ]
+    sections = [
+        ["", *answer_lines(advice)],
+        _memory(advice, in_full),
+        _options(advice, in_full),
+        *(evidence if in_full else [_measured(advice.measured)]),
         listed("Loss not shown equal for:", advice.loss_uncovered),
         listed("Beyond what was measured:", advice.beyond),
         listed("Left out of these figures:", advice.left_out),
@@ -74,11 +84,12 @@ def advice_text(advice: Advice) -> str:
                  for c in advice.changes]),
         loss_check(advice),
         speed_check(advice),
+        [] if in_full else ["", _MORE],
     ]  # fmt: skip
     return "\n".join([task, *(line for section in sections for line in section)])
 
 
-def _memory(advice: Advice) -> list[str]:
+def _memory(advice: Advice, in_full: bool) -> list[str]:
     filled = advice.options[0].memory_gib
     share = 100 * filled.value / advice.capacity_gib
     spare = "" if filled.kind == MEASURED or advice.fits else "; 10 % should stay free"
@@ -92,7 +103,8 @@ def _memory(advice: Advice) -> list[str]:
     whole &= advice.config["gradient_reduction"] == "last_pass"
     words = _PARTS | {"gradients": "gradients, whole between passes"} if whole else _PARTS
     named = [f"{words.get(n, n)} {gib.value:,.1f}" for n, gib in parts if gib.value >= 0.1]
-    lines.append(f"  {parts[0][1].kind}  {', '.join(named)}")
+    if in_full:
+        lines.append(f"  {parts[0][1].kind}  {', '.join(named)}")
     if whole and advice.config["master_dtype"] == "fp32":
         share = advice.memory_parts_gib["gradients"].value / advice.config["num_gpus"]
         lines.append(
@@ -115,11 +127,12 @@ def _remedy(change: Change) -> str:
     return f"{said}; {rate.value:,.0f} tokens/s a GPU in FP8)"
 
 
-def _options(advice: Advice) -> list[str]:
+def _options(advice: Advice, in_full: bool) -> list[str]:
     head = f"{'':<{_LABEL}}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
-    return ["", head, *rows, *_sources(advice), _law_errors(advice),
-            *_interval(advice.chosen), *_perhaps_faster(advice), _days(advice)]  # fmt: skip
+    legend, *sources = _sources(advice)
+    rests_on = [*sources, _law_errors(advice), *_interval(advice.chosen)] if in_full else []
+    return ["", head, *rows, legend, *rests_on, *_perhaps_faster(advice), _days(advice)]
 
 
 def _law_errors(advice: Advice) -> str:

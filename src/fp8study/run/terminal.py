@@ -121,6 +121,7 @@ ResultsDir = Annotated[Path | None, typer.Option(help="A folder that holds local
 Document = Annotated[str | None, typer.Option(help="Only those of document A, B or C.")]
 VerdictName = Annotated[str | None, typer.Option(help="Only those with this verdict.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Details = Annotated[bool, typer.Option("--details", help="Also print what the answer rests on.")]
 
 #: How numbers of tokens are abbreviated.
 _SCALES = {"M": 1e6, "B": 1e9, "T": 1e12}

@@ -23,6 +23,7 @@ from fp8study.run.defaults import config_for
 from fp8study.run.machine import this_machine
 from fp8study.run.terminal import (
     AsJson,
+    Benchmarks,
     Budget,
     ClaimIds,
     Details,
@@ -30,9 +31,13 @@ from fp8study.run.terminal import (
     FurtherFields,
     GbitPerSecond,
     GlobalBatch,
+    GpuName,
     GpusPerNode,
     Ignored,
+    MeasureLayers,
     MicroBatch,
+    NumGpus,
+    OfMachine,
     OneLineErrors,
     OutDir,
     Overrides,
@@ -119,21 +124,21 @@ def flops(
 
 @app.command()
 def advise(
-    model: Annotated[str, typer.Option(help="A preset, or a folder with a config.json.")],
-    num_gpus: Annotated[int | None, typer.Option(help="1 to 1024; default: those here.")] = None,
+    model: Annotated[str, typer.Option(help="A preset, a Hub id, or a folder with a config.json.")],
+    num_gpus: NumGpus = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
     micro_batch_size: MicroBatch = None,
     global_batch: GlobalBatch = None,
     network: GbitPerSecond = None,
     gpus_per_node: GpusPerNode = None,
-    gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
+    gpu: GpuName = None,
     tokens: Tokens = None,
     set_: FurtherFields = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this GPU, a minute.")] = False,
+    measure: MeasureLayers = False,
     details: Details = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
+    """Say whether FP8 pays for a model and GPUs: measured where run, else predicted."""
     from fp8study.analysis.advice.question import AS_TRAINED, answer, question_for
     from fp8study.analysis.laws.here import keep
     from fp8study.report.advice_text import advice_text
@@ -193,10 +198,7 @@ def reproduce(
 
 
 @app.command()
-def run(
-    set_: Overrides = None,
-    out: OutDir = None,
-) -> None:
+def run(set_: Overrides = None, out: OutDir = None) -> None:
     """Train one run without a notebook; fields that are not set are this machine's defaults."""
     import time
 
@@ -315,14 +317,10 @@ def claims(
 def report(
     force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
     tables: TablesDir = None,
-    machine: Annotated[
-        str | None, typer.Option(help="With --tables: only this machine's records, as h200x4.")
-    ] = None,
-    benchmarks: Annotated[
-        bool, typer.Option("--benchmarks", help="Write BENCHMARKS.md, and no pages.")
-    ] = False,
+    machine: OfMachine = None,
+    benchmarks: Benchmarks = False,
 ) -> None:
-    """Render the report and BENCHMARKS.md; with Quarto where it is installed, else by ourselves."""
+    """Render the report and BENCHMARKS.md; by Quarto, or our own renderer where there is none."""
     if machine is not None and tables is None:
         raise UserError(f"--machine: '{machine}' only chooses what --tables writes; add --tables")
     if tables is not None:

@@ -78,7 +78,7 @@ def test_what_was_measured_at_batches_next_to_it_is_told():
     assert now.verdict.lead_pct.kind == PREDICTED and not now.settings
     assert [(c.what, c.then) for c in now.nearest] == [(before[1:], measured.verdict.lead_pct)]
     assert found.nearest[0].then == measured.verdict.lead_pct
-    assert f"measured with micro_batch_size=10{before}: +15." in advice_text(found)
+    assert f"nearest measurement, micro_batch_size=10{before}: +15." in advice_text(found)
     asked = advice("llama-3.2-1b", batch=8, gpu="h100-80gb", update_kernel="one_pass")
     (other,) = asked.nearest  # no record of that path is a single H100's at that batch
     assert other.what == "strategy=fsdp2" and other.then.value > 0
@@ -223,7 +223,10 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
     assert all(way.lead_pct.value < -15 for way in ways)
     text = advice_text(found)
     assert "\nBF16, or try BF16 all-gather" in text and "on 2 of 4 × H200" in text
-    assert "also: Measure more, as the lead may lie on either side of 3 %. FP8 tensorwise" in text
+    assert (
+        "another machine: Measure more, as the lead may lie on either side of 3 %. FP8 tensorwise"
+        in text
+    )
     assert "steps of 4 runs had not settled" in text
 
 
@@ -249,9 +252,9 @@ def test_fp8_weights_are_gathered_from_even_shards_alone():
         ({"gpu": None}, "no NVIDIA GPU is visible here; name one of"),
         ({"gpu": "h10"}, "'h10' is not known; name one of"),  # a number names a GPU
         ({"gpu": "h30"}, "'h30' is not known; name one of"),
-        ({"gpu": "a100"}, "A100 has no FP8 matrix units"),
-        ({"gpu": "a100-80gb"}, "A100 has no FP8 matrix units"),
-        ({"gpu": "A100 40GB"}, "A100 has no FP8 matrix units"),
+        ({"gpu": "a100"}, "A100 has no FP8 tensor cores"),
+        ({"gpu": "a100-80gb"}, "A100 has no FP8 tensor cores"),
+        ({"gpu": "A100 40GB"}, "A100 has no FP8 tensor cores"),
         ({"gpu": "gh200-80gb"}, "'gh200-80gb' is not known .did you mean 'gh200-96gb'"),
         ({"gpu": "h100-96gb"}, "'h100-96gb' is not known .did you mean 'h100-80gb'"),
         ({"num_gpus": 2048}, "outside 1 to 1024; try 1024"),
@@ -299,12 +302,12 @@ def test_says_which_layers_are_converted_and_which_the_law_finds_not_worth_it():
     assert large.layers_saved_ms["mlp.up_proj"].value > 0
     text = advice_text(small)
     assert "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj of every" in text
-    assert "in BF16 stays lm_head" in text and small.kept_in_bf16 == ("lm_head",)
+    assert "lm_head stays in BF16" in text and small.kept_in_bf16 == ("lm_head",)
     for whole in (advice("llama-3.1-8b"), advice("llama-3.2-1b")):
         assert whole.kept_in_bf16 == ()  # its own, or the embedding, on one GPU
         text_of_whole = " ".join(advice_text(whole).split())
         assert "down_proj of every decoder layer, and the loss head" in text_of_whole
-    assert re.search(r"not worth it alone.*k_proj \(−\d+ µs\)", text)
+    assert re.search(r"lose by themselves.*k_proj \(−\d+ µs\)", text)
     assert "up_proj (" not in text
 
 
@@ -328,7 +331,7 @@ def test_the_shorter_text_leaves_out_and_changes_nothing(asked):
     assert [line for line in whole if line in kept] == kept
     assert short[-1].startswith("--details") and len(short[-1]) <= 80
     text = "\n".join(short)
-    for part in ("What a step takes", "Layers in FP8", "Loss, nearest evidence", "laws so far"):
+    for part in ("the time of a step", "Layers in FP8", "nearest evidence", "predictions so far"):
         assert part in "\n".join(whole) and part not in text
     assert all(command in text for command in found.commands)
 

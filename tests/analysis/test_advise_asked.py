@@ -27,7 +27,7 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
     again = ask("llama-3.1-8b", 1, "h100-80gb", {"master_dtype": "bf16"})
     assert again.fits
     assert again.options[0].memory_gib.value == pytest.approx(cure.then.value)
-    assert "Set for it: master_dtype=bf16" in advice_text(again)
+    assert "Chosen for it: master_dtype=bf16" in advice_text(again)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,8 @@ def test_other_fields_are_checked(fields: dict[str, Any], named: str) -> None:
 def test_days_follow_from_tokens_gpus_and_rates() -> None:
     found = ask("llama-3.1-8b", 1, "h200", None, 86400e6)
     days = 1e6 / found.options[0].tokens_per_second_per_gpu.value
-    assert (
-        f"86 billion tokens (--tokens) take at best, in days: {days:,.1f} in BF16"
-        in advice_text(found)
+    assert f"days for 86 billion tokens (--tokens), at best: {days:,.1f} in BF16" in advice_text(
+        found
     )
     size = ask("llama-3.1-8b", 1, "h200").tokens
     assert size == pytest.approx(20 * 8.03e9, rel=0.01)

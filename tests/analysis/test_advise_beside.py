@@ -133,7 +133,7 @@ def test_an_earlier_form_that_was_timed_is_named(tmp_path: Path) -> None:
     asked = question_for([], "llama-3.2-1b", 1, 4096, 8, "h200", {"max_grad_norm": 1.0})
     said = " ".join(advice_text(answer(asked, tmp_path)).split())
     unknown = "how far that may be off is unknown: too few predictions were tested"
-    assert f"predicted. {unknown} measured with gradient_norm=separate: +30.0 %" in said
+    assert f"predicted. {unknown} nearest measurement, gradient_norm=separate: +30.0 %" in said
 
 
 def test_what_is_told_beside_an_answer_keeps_the_update_that_was_asked_for() -> None:
@@ -202,7 +202,7 @@ def test_neighbours_are_told_the_same() -> None:
 def test_measure_more_says_why() -> None:
     text = " ".join(advice_text(ask("llama-3.1-8b", 8, "h100-80gb")).split())
     assert (
-        "Measure more (by the laws, not measured), as the lead may lie on either side of 3 %."
+        "Measure more (extrapolated, not measured), as the lead may lie on either side of 3 %."
         in text
     )
 

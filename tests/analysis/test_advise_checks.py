@@ -25,7 +25,7 @@ def test_a_loss_that_is_to_be_checked_has_its_command():
     assert found.verdict.action == decision.CHECK
     check = found.loss_check
     assert f"  {check.command}" in advice_text(found).splitlines()
-    assert "(then ask again: what was run here counts)" in advice_text(found)
+    assert "(then ask again: your own runs count first)" in advice_text(found)
     command, *fields = check.command.split(" --set ")
     study = load_study(command.removeprefix("fp8study reproduce "), parse_assignments(fields))
     told = {name: found.config[name] for name in (
@@ -129,20 +129,28 @@ def test_no_more_gpus_are_told_where_these_do() -> None:
 @pytest.mark.parametrize(
     ("model", "rate", "known", "more"),
     [
-        ("llama-3.1-8b", 1e-4, "1e‑4 pairs of llama-3.1-8b", False),
-        ("llama-3.1-8b", 3e-4, "1e‑4 pairs of llama-3.1-8b", True),  # its own, though lower
-        ("llama-3.2-3b", 3e-4, "3e‑4 pairs of llama-3.2-1b", False),
+        ("llama-3.1-8b", 1e-4, "llama-3.1-8b from random weights at 1e-4", False),
+        (
+            "llama-3.1-8b",
+            3e-4,
+            "llama-3.1-8b from random weights at 1e-4",
+            True,
+        ),  # its own, though lower
+        ("llama-3.2-3b", 3e-4, "llama-3.2-1b from random weights at 3e-4", False),
     ],
 )
 def test_a_check_that_may_not_decide_says_so(
-    model: str, rate: float, known: str, more: bool
+    model: str, rate: float, known: tuple[str, str], more: bool
 ) -> None:
     found = answer(question_for([], model, 1, 4096, 1, "h200", {"learning_rate": rate}))
     assert found.loss_check and found.loss_check.seeds
     text = " ".join(advice_text(found).split())
-    said = rf"6 seeds may not decide: from random weights at {known} scattered so that it takes "
+    said = (
+        "6 seeds may not decide: by the scatter of pairs of {} from random weights at {} it takes "
+    )
+    said = said.format(*known)
     said += r"\d+( to \d+)?" + ", at a higher rate perhaps more" * more
-    assert re.search(rf"{said}; one more, which joins them: the same with --set seed=6 ", text)
+    assert re.search(rf"{said}; to add one: the same with --set seed=6 ", text)
     usual = answer(question_for([], "llama-3.2-1b", 1, 4096, 8, "h200"))
     assert usual.loss_check and "may not decide" not in advice_text(usual)
 
@@ -155,7 +163,7 @@ def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> Non
     assert [way.config.micro_batch_size for way in asked.values()] == [1, 2]
     assert parted({}).config == asked["each_pass"].config
     whole, shared = (advice_text(answer(question)) for question in asked.values())
-    assert "Set for it: gradient_reduction=each_pass" in shared and "whole between" not in shared
+    assert "Chosen for it: gradient_reduction=each_pass" in shared and "whole between" not in shared
     assert shared.count("gradients reduced after each pass: measured on H200, not on H100") == 1
     assert shared.count("--set gradient_reduction=each_pass") == 3  # to check speed and loss
     parts = answer(asked["each_pass"]).memory_parts_gib["gradients"].value

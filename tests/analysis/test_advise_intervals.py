@@ -61,7 +61,7 @@ def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
     assert width(64) >= width(16) >= width(8)
     few, more, most = map(widths, (8, 16, 64))  # at batch 1 the verdict's recipe changes
     assert all(a <= b <= c for a, b, c in zip(few, more, most, strict=True))
-    assert "(by the laws, not measured)" in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
+    assert "(extrapolated, not measured)" in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
 
 
 def test_more_gpus_than_were_timed_are_known_less_well() -> None:
@@ -72,7 +72,10 @@ def test_more_gpus_than_were_timed_are_known_less_well() -> None:
     )
     assert many.high - many.value == pytest.approx(math.sqrt(2) * (few.high - few.value))
     text = " ".join(advice_text(found[1]).split())
-    assert "points, 1.4 times what nine of ten leads stayed within where the GPU decides" in text
+    assert (
+        "points; nine of ten predictions were closer where the GPU is the limit, widened 1.4 times"
+        in text
+    )
 
 
 def test_no_interval_speaks_of_fewer_than_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +128,7 @@ def test_an_architecture_without_a_record_gets_no_interval() -> None:
 def test_laws_that_nothing_tested_say_so() -> None:
     found = ask("llama-3.2-1b", 1, "rtx-4090-24gb")
     text = advice_text(dataclasses.replace(found, law_errors=()))
-    assert "laws so far (page Predictions): untested on another GPU" in text
+    assert "predictions so far (page Predictions): untested on another GPU" in text
 
 
 def _are_off_by(points: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +170,12 @@ def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_i
     )
     assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
     beside = said(answer(question_for([], "llama-3.1-8b", 2, 4096, 2, "h200")))
-    assert "measured with micro_batch_size=1 update_kernel=torch fp8_all_gather=false" in beside
-    assert "within where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
+    assert (
+        "nearest measurement, micro_batch_size=1 update_kernel=torch fp8_all_gather=false" in beside
+    )
+    assert "closer where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
-    assert "points, 1.4 times what nine of ten leads stayed within where the GPU" in said(longer)
+    assert "points; nine of ten predictions were closer where the GPU" in said(longer)
     _are_off_by(3.0, monkeypatch)
     found = ask("llama-3.2-3b", 8, "h200")
     option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")

@@ -39,14 +39,14 @@ def test_the_loss_from_trained_weights_is_told_last() -> None:
         assert found.loss_evidence[-1].startswith(start), found.loss_evidence
         assert not any("from trained" in line for line in found.loss_evidence[:-1])
     own = advice("llama-3.2-3b")
-    assert "learning rate 0.0001, validation loss: +0.02 %" in own.loss_evidence[-1]
-    assert "llama-3.2-3b from random weights at learning rates above 2e-05" in own.loss_uncovered
+    assert "learning rate 1e-4, validation loss: +0.02 %" in own.loss_evidence[-1]
+    assert "llama-3.2-3b from random weights at learning rates above 2e-5" in own.loss_uncovered
 
 
 def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
     first, second = advice("llama-3.1-8b").loss_evidence[:2]
-    assert "rate 2e-05" in first and "equivalent" in first
-    assert "rate 0.0001" in second and "undecided" in second
+    assert "rate 2e-5" in first and "equivalent" in first
+    assert "rate 1e-4" in second and "undecided" in second
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_loss_on_the_nearest_number_of_gpus_comes_first(num_gpus: int, where
 
 def test_going_on_is_told_on_the_nearest_number_of_gpus_and_so_are_other_trainers() -> None:
     one, eight = (advice("llama-3.1-8b", num_gpus=number) for number in (1, 8))
-    told = "from trained weights at 0.0001 the loss of llama-3.1-8b is equivalent: "
+    told = "from trained weights at 1e-4 the loss of llama-3.1-8b is equivalent: "
     assert one.from_weights.startswith(told) and one.from_weights != eight.from_weights
     assert " ".join(one.from_weights.split()) in " ".join(advice_text(one).split())
     assert "with llama-3.1-8b: torchtitan" in eight.other_trainers
@@ -114,7 +114,7 @@ def test_a_model_that_went_on_in_fp8_is_no_evidence_of_pre_training() -> None:
 
 @pytest.mark.parametrize(
     ("model", "clips", "kind", "rate"),
-    [("llama-3.1-8b", 1.0, MEASURED, "2e\u20115"), ("llama-3.2-1b", None, PREDICTED, "5e\u20115")],
+    [("llama-3.1-8b", 1.0, MEASURED, "2e-5"), ("llama-3.2-1b", None, PREDICTED, "5e-5")],
 )
 def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
     model: str, clips: float | None, kind: str, rate: str
@@ -133,7 +133,7 @@ def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
     assert "learning_rate=RATE" not in " ".join(advice_text(low).split())
     assert "its loss is equivalent" not in advice_text(high)
     assert "--set learning_rate=0.0003" in high.loss_check.command
-    assert "at a learning rate of 3e\u20114: 12 runs" in " ".join(advice_text(high).split())
+    assert "at a learning rate of 3e-4: 12 runs" in " ".join(advice_text(high).split())
 
 
 @pytest.mark.parametrize(("batch", "action"), [(2, FP8), (1, CHECK)])
@@ -156,7 +156,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     assert found.clipped == advice("llama-3.1-8b", max_grad_norm=1.0).verdict
     text = advice_text(found)
     assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in text
-    assert "its loss is equivalent to BF16's at a learning rate of 2e\u20115 in 250 steps" in text
+    assert "its loss is equivalent to BF16's at a learning rate of 2e-5 in 250 steps" in text
     other = advice("llama-3.1-8b", max_grad_norm=0.5)
     assert other.clipped == found.clipped
     assert "max_grad_norm=1" in [change.what for change in other.nearest]
@@ -177,7 +177,7 @@ def test_a_smaller_model_than_any_is_told_so() -> None:
 
 def test_it_is_said_of_how_large_steps_and_how_high_rates_the_loss_is_known() -> None:
     found = advice("llama-3.1-8b", max_grad_norm=1.0)
-    rates = "random weights at learning rates above 2e-05 (5e-05 and 0.0001: undecided)"
+    rates = "random weights at learning rates above 2e-5 (5e-5 and 1e-4: undecided)"
     assert f"llama-3.1-8b from {rates}" in found.loss_uncovered
     (sizes,) = (line for line in found.loss_uncovered if line.startswith("steps of more than"))
     most = int(sizes.removeprefix("steps of more than ").split()[0].replace(",", ""))
@@ -194,4 +194,4 @@ def test_the_loss_that_a_verdict_rests_on_is_told_with_its_length_and_what_is_ab
     tokens = f"{loss['loss_tokens'] / 1e6:,.3g} million tokens of 161 billion"
     assert f"in {loss['loss_steps']} steps, {tokens} (" in text
     place = f"{loss['loss_machine_above']}/{loss['loss_study_above']}"
-    assert f"undecided at 1e\u20114 ({place})" in text
+    assert f"undecided at 1e-4 ({place})" in text

@@ -71,15 +71,15 @@ def test_a_gpu_is_named_as_its_driver_or_this_project_prints_it(name: str, slug:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        *((name, "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100; one that is "
-           "not listed is measured by `make reproduce` on it$")
+        *((name, "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100; for any "
+           "other GPU run `make reproduce` on it$")
           for name in ("h30", "h900", "l20", "rtx 5080", "rtx pro 5000")),
         ("h100-pci", r"is not known \(did you mean 'h100-pcie'\?\)"),
         ("h100-96gb", r"is not known \(did you mean 'h100-80gb'\?\)"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "is not known"),
         ("NVIDIA H100", "several sizes of memory; name one of h100-pcie-80gb, .*, h100-80gb$"),
-        ("v100", "V100 has no FP8 matrix units .* train in FP16 there"),
-        ("NVIDIA A10", "A10 has no FP8 matrix units .* train in BF16 there"),
+        ("v100", "V100 has no FP8 tensor cores .* train in FP16 there"),
+        ("NVIDIA A10", "A10 has no FP8 tensor cores .* train in BF16 there"),
         *((name, "NVIDIA GPUs only: nothing else was tried") for name in
           ("mi250", "mi300x", "mi355x", "AMD Instinct MI325X", "tpu", "gaudi2")),
     ],

@@ -139,7 +139,8 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         "kernel by kernel FP8 gives a 1B "
         f"{spans['min']['tuned'].removesuffix(' %')} to {spans['max']['tuned']} on one to four "
-        f"GPUs (plain, on four, at {worst['sequence_length']:,} tokens, {spans['min']['plain']})",
+        f"GPUs (plain path, four GPUs, {worst['sequence_length']:,} tokens: "
+        f"{spans['min']['plain']})",
         *(f"| {name} | {' | '.join(grid[model])} |" for name, model in models.items()),
         *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
         f"at 8,192 ({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]}) it is undecided, "

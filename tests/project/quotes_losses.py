@@ -208,7 +208,7 @@ def noise_texts() -> list[str]:
     asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
     open_ = answer(asked, ROOT / "results").loss_uncovered
     (steps,) = (line for line in open_ if line.startswith("steps of more than"))
-    of_any = re.search(r"\(of any model (.+)\)", steps)
+    of_any = re.search(r"\(any model: (.+)\)", steps)
     assert of_any
     return [
         f"No loss was settled in steps of more than {of_any[1]} tokens, nor of an 8B in "

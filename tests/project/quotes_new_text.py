@@ -120,7 +120,7 @@ def _of_3b() -> list[str]:
         f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (six seeds;",
         f"the first tenth in BF16 {per_cent(warmed['gap_pct'], 2)} (four seeds;",
         f"leaves {per_cent(third['gap_pct'], 2)} (90 % CI {gap_ends(third, 90)}; four seeds;",
-        f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
+        f"after 1,000 of a 3B at 2e-5 equivalent but not zero, {told}",
     ]
 
 

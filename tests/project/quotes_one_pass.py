@@ -54,8 +54,8 @@ def once_texts() -> list[str]:
         f"({few.sum()} of one or two pairs), worse in none**; in "
         f"{(equal['gap_pct_low_95'] > 0).sum()} of the {len(equal)} it is surely higher",
         f"an 8B's see {big['num_tokens_seen'].max() / 1e6:.1f} million tokens",
-        f"the 8B at {_rate(big)} in five, a 3B in three and {len(equal) - 8} of a 1B, at rates "
-        f"up to {_rate(runs)}",
+        f"in {len(equal)} comparisons: five of the 8B at {_rate(big)} (the same six seeds), three "
+        f"of a 3B and {len(equal) - 8} of a 1B, at rates up to {_rate(runs)}",
     ]
 
 

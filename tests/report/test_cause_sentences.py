@@ -38,7 +38,7 @@ def test_document_a_sentence_follows_the_losses(
 
 
 @pytest.mark.parametrize(
-    ("ends", "words"), [([23.6, 24.0], "does not mend it"), ([23.6, 0.1], "mends it in 1 of 2")]
+    ("ends", "words"), [([23.6, 24.0], "does not fix it"), ([23.6, 0.1], "fixes it in 1 of 2")]
 )
 def test_whether_a_larger_batch_mends_a_stale_optimizer_is_told(
     ends: list[float], words: str

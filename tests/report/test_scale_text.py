@@ -16,7 +16,7 @@ def test_the_words_say_what_it_rests_on_and_how_far_it_is_off() -> None:
     check = scale.check_table(cells)
     said = scale_words(check, scale.published_table())
     assert said.startswith(
-        "**Beyond what was measured: speeds are at most so.** Assumed: 8 GPUs a node"
+        "**Beyond what was measured: take speeds as upper bounds.** Assumed: 8 GPUs a node"
     )
     for num_gpus in (1, 2, 4):
         assert f" % on {num_gpus}" in said

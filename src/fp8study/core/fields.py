@@ -51,7 +51,7 @@ class _Described:
         "precision.", differs="folder")
     precision: Precision = declare(
         "bf16", "float8", "Arithmetic of the linear layers; `fp8` is short for `fp8_tensorwise`. "
-        "`fp16` is that of all layers, with a loss that is scaled up for the backward pass.",
+        "`fp16` is for all layers, with loss scaling.",
         differs="pair effect", refused=(
             (lambda c: RECIPES[c.precision].scales_loss and c.master_dtype != "fp32",
              "needs FP32 master weights: its gradients are brought back to their size in FP32; use "
@@ -151,8 +151,8 @@ class _Described:
              "cannot be kept under strategy=fsdp2 with optimizer_binding=before_conversion "
              "(Accelerate upcasts to fp32 there); use master_dtype=fp32"),))
     optimizer_state: Literal["fp32", "bf16", "fp8"] = declare(
-        "fp32", "task", "Widest format of AdamW's two averages, which never exceed the master "
-        "weights'; `fp8` is torchao's, with one scale for each 256 numbers.", refused=(
+        "fp32", "task", "Format of AdamW's two averages, never wider than the master weights; "
+        "`fp8` is torchao's, with one scale for each 256 numbers.", refused=(
             (lambda c: c.optimizer_state == "bf16" and c.master_dtype == "bf16",
              "is what master_dtype=bf16 has already; leave it out"),
             (lambda c: c.optimizer_state != "fp32" and c.optimizer_binding == "before_conversion",
@@ -178,9 +178,9 @@ class _Described:
         None, "float8", "Compute FP8 GEMMs by rounding to FP8 and multiplying in high precision. "
         "If nothing is said: only where there is no GPU.", differs="pair effect resume")
     fast_accumulation: Literal["forward", "all"] = declare(
-        "forward", "float8", "Which FP8 GEMMs add up as Hopper's tensor cores do by themselves, "
-        "with fewer bits than FP32 has: the forward pass's, as torchao's recipes do, or all. "
-        "Emulated GEMMs add up in FP32.", differs="pair effect switch")
+        "forward", "float8", "Which FP8 GEMMs use Hopper's fast accumulation, with fewer bits "
+        "than FP32: the forward pass's, as in torchao's recipes, or all. Emulated GEMMs add up in "
+        "FP32.", differs="pair effect switch")
     precision_schedule: tuple[str, ...] = declare(
         (), "float8", "Parts of the run that compute in BF16: `bf16:100,fp8_tensorwise:-50,bf16` "
         "does in the first 100 steps and the last 50. A number is the step at which a part ends, "
@@ -243,8 +243,8 @@ class _Described:
         0, "measurement", "Sequences at the corpus's end that are kept out of training and scored "
         "in BF16 after the last step.", low=0, high=MANY)
     validation_points: int = declare(
-        1, "measurement", "Points of the run, evenly spaced, at which they are scored; of a run "
-        "with more than one no tokens/s are told.", low=1, high=MANY, refused=(
+        1, "measurement", "Points of the run, evenly spaced, at which they are scored; a run "
+        "with more than one reports no tokens/s.", low=1, high=MANY, refused=(
             (lambda c: c.validation_points > 1 and not c.validation_sequences,
              "says nothing without validation_sequences; leave it out, or set "
              "validation_sequences=16"),

@@ -160,8 +160,8 @@ def named_gpu(slug: str) -> GpuPeak:
         same = [name for name in known if re.search(rf"(?<![0-9]){number}(?![0-9])", name)]
         close = nearest(next(iter(alike), wanted), same, 0.8)
         raise UserError(
-            f"--gpu: '{slug}' is not known{close}; name one of {names}; one that is not listed is "
-            "measured by `make reproduce` on it"
+            f"--gpu: '{slug}' is not known{close}; name one of {names}; for any other GPU run "
+            "`make reproduce` on it"
         )
     return fitting[0]
 
@@ -169,7 +169,7 @@ def named_gpu(slug: str) -> GpuPeak:
 def no_fp8(name: str, instead: str = "BF16") -> str:
     """Refuse a GPU without FP8."""
     return (
-        f"--gpu: {name} has no FP8 matrix units (they came with Ada, compute capability 8.9); "
+        f"--gpu: {name} has no FP8 tensor cores (they came with Ada, compute capability 8.9); "
         f"train in {instead} there, or name one of {slugs_with_fp8()}"
     )
 

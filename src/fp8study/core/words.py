@@ -18,6 +18,12 @@ def listed(words: Iterable[object]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def rate(value: float) -> str:
+    """Write a learning rate, as 5e-5 or 2.5e-4."""
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
+
+
 def number(value: float, spec: str) -> str:
     """Write a number by a format, as mathematics does: a true minus, and no negative zero."""
     text = format(value, spec)

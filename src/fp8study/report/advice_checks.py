@@ -5,7 +5,7 @@ from __future__ import annotations
 from fp8study.analysis.advice.answer import Advice, LossCheck
 from fp8study.analysis.advice.commands import CHECK_LOSS, CONTINUE, STUDY
 from fp8study.core.studies import load_study
-from fp8study.report.words import rate
+from fp8study.core.words import rate
 
 #: Of English text, for vocabularies of today.
 _BYTES_PER_TOKEN = 4
@@ -34,8 +34,8 @@ def loss_check(advice: Advice) -> list[str]:
         [
             *_seeds_wanted(check),
             check.command,
-            "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
-            f"too: the same with {CONTINUE} for {CHECK_LOSS}, and {at_rate}--set "
+            "If you have BF16-trained weights, fewer seeds decide, even at your real learning "
+            f"rate: the same with {CONTINUE} for {CHECK_LOSS}, and {at_rate}--set "
             f"init_from=FOLDER --set tokenizer=auto --set runs_per_gpu=1 ({len(going_on)} runs of "
             f"{going_on[0].config.num_steps} steps, of rowwise too; {longer:g} times the text)",
         ],
@@ -50,9 +50,9 @@ def _seeds_wanted(check: LossCheck) -> list[str]:
     takes = " to ".join(dict.fromkeys(map(str, (seeds.fewest, seeds.most))))
     more = ", at a higher rate perhaps more" * (check.learning_rate > seeds.learning_rate)
     return [
-        f"{seeds.num_in_check} seeds may not decide: from random weights at "
-        f"{rate(seeds.learning_rate)} pairs of {seeds.models} scattered so that it takes "
-        f"{takes}{more}; one more, which joins them: the same with --set seed={seeds.num_in_check}"
+        f"{seeds.num_in_check} seeds may not decide: by the scatter of pairs of {seeds.models} "
+        f"from random weights at {rate(seeds.learning_rate)} it takes {takes}{more}; to add one: "
+        f"the same with --set seed={seeds.num_in_check}"
     ]
 
 
@@ -63,15 +63,15 @@ def _short(value: float) -> str:
 def speed_check(advice: Advice) -> list[str]:
     if advice.building_gib > advice.capacity_gib:
         return listed("To check it:", [
-            "no command does, as a run of fp8study first holds the whole model on each GPU "
-            f"({advice.building_gib:.0f} GiB, counted); other trainers need not",
+            "fp8study cannot: its runs first build the whole model on each GPU "
+            f"({advice.building_gib:.0f} GiB); other trainers need not",
         ])  # fmt: skip
     if advice.study:
         there = f"pipelines/profiles/slurm/config.yaml (max_nodes: {advice.config['num_nodes']})"
-        return listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml and your "
+        return listed(f"To measure its speed, with this as pipelines/studies/{STUDY}.yaml and your "
                        f"cluster in {there}; no cluster with GPUs has run it yet:",
                        [*advice.study.splitlines(), "", *advice.commands])  # fmt: skip
     if not advice.fits:
-        return listed("To check its speed, in FP8 alone:", advice.commands)
-    return listed("To check its speed (then ask again: what was run here counts):",
+        return listed("To measure its speed, in FP8 alone:", advice.commands)
+    return listed("To measure its speed (then ask again: your own runs count first):",
                    advice.commands)  # fmt: skip

@@ -28,6 +28,9 @@ _PARTS = {
 _FAR_POINTS = 10
 #: In the table, where a figure is from.
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
+_MEANS = {
+    MEASURED: "measured", PREDICTED: "predicted (by law)", MODELLED: "modelled (extrapolated)"
+}  # fmt: skip
 #: More than that would break the table's columns: characters of a label, and GiB.
 _LABEL, _WIDEST_GIB = 33, 9999
 
@@ -62,24 +65,24 @@ def advice_text(advice: Advice, in_full: bool = True) -> str:
     number_of = batch * passes * config["num_gpus"]
     sequences = f"{count(number_of, 'sequence')} ({amount(number_of * config['sequence_length'])}"
     task += f"\nOn the tuned path, {sequences} tokens) a step, gradients {clips}"
-    task += "; another step: --global-batch-size" * (config["num_gpus"] > 1 and passes == 1)
+    task += "; to change the step: --global-batch-size" * (config["num_gpus"] > 1 and passes == 1)
     if advice.settings:
-        task += f"\nSet for it: {', '.join(advice.settings)}"
+        task += f"\nChosen for it: {', '.join(advice.settings)}"
     evidence = [
         _limits(advice),
         _layers(advice),
         _measured(advice.measured),
-        listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
+        listed("FP8's loss, nearest evidence:", advice.loss_evidence or ("none",)),
     ]
     sections = [
         ["", *answer_lines(advice)],
         _memory(advice, in_full),
         _options(advice, in_full),
-        *(evidence if in_full else [_measured(advice.measured)]),
-        listed("Loss not shown equal for:", advice.loss_uncovered),
         listed("Beyond what was measured:", advice.beyond),
+        *(evidence if in_full else [_measured(advice.measured)]),
+        listed("FP8's loss is not shown equal for:", advice.loss_uncovered),
         listed("Left out of these figures:", advice.left_out),
-        listed("FP8 over BF16 in tokens/s with:",
+        listed("FP8's lead in tokens/s with other settings:",
                 [f"{c.what}: {lead_text(c.then, ' %', '+.0f')}, {c.then.kind}"
                  for c in advice.changes]),
         loss_check(advice),
@@ -160,7 +163,9 @@ def _law_errors(advice: Advice) -> str:
             f"memory by {span([e.mean_pct or 0.0 for e in sizes], '.1f')} % "
             f"({missed} of {cells} by more than {MEMORY_PCT:g} %)"
         )
-    return f"  laws so far (page Predictions): {'; '.join(said) or 'untested on another GPU'}"
+    return (
+        f"  predictions so far (page Predictions): {'; '.join(said) or 'untested on another GPU'}"
+    )
 
 
 def _interval(option: Option) -> list[str]:
@@ -168,14 +173,14 @@ def _interval(option: Option) -> list[str]:
     lead = option.lead_pct
     if not option.interval_from or lead is None or lead.high is None:
         return []
-    times = f"{option.times_wider:.2g} times " * (option.times_wider > 1)
+    times = f", widened {option.times_wider:.2g} times" * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
-    error = "as far as the law was off" if known else "what nine of ten leads stayed within"
+    error = "the law was as far off" if known else "nine of ten predictions were closer"
     up, down = lead.high - lead.value, lead.value - (lead.low or 0.0)
     is_ranging = abs(up - down) > 0.05 and (lead.low or 0.0) > -100
     return [
-        f"  interval of {option.label}: ±{min(up, down):.1f} points, {times}{error} "
-        f"{option.interval_from}"
+        f"  interval of {option.label}: ±{min(up, down):.1f} points; {error} "
+        f"{option.interval_from}{times}"
         + ", about its leads with the network as it is assumed and half of that"
         * is_ranging
     ]
@@ -206,7 +211,7 @@ def _days(advice: Advice) -> str:
     unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
     spec = ",.1f" if min(hours.values()) >= 0.1 else ".2g"
     took = [f"{number / each:{spec}} in {label}" for label, number in hours.items()]
-    return f"  {amount(advice.tokens)} tokens (--tokens) take at best, in {unit}: {', '.join(took)}"
+    return f"  {unit} for {amount(advice.tokens)} tokens (--tokens), at best: {', '.join(took)}"
 
 
 def _option(option: Option, fits: bool) -> str:
@@ -224,7 +229,7 @@ def _option(option: Option, fits: bool) -> str:
 def _sources(advice: Advice) -> list[str]:
     figures = [(o.tokens_per_second_per_gpu, o.lead_pct, o.memory_gib) for o in advice.options]
     used = {figure.kind for row in figures for figure in row if figure}
-    words = [f"{letter} {kind}" for kind, letter in _LETTERS.items() if kind in used]
+    words = [f"{letter} {_MEANS[kind]}" for kind, letter in _LETTERS.items() if kind in used]
     if not all(option.fits(advice.capacity_gib) for option in advice.options):
         words.append("! does not fit")
     lines = ["  " + ", ".join(words)]
@@ -236,7 +241,9 @@ def _sources(advice: Advice) -> list[str]:
             lines.append(f"  {option.label}: {ids[0]}{more}{apart}{_pairs(option)}")
     base = advice.options[0].tokens_per_second_per_gpu.value
     if any(_is_off(option, base) for option in advice.options):
-        lines.append("  tokens/s are medians of all runs, leads means of each session's own")
+        lines.append(
+            "  tokens/s: medians of all runs; leads: means of paired ratios, session by session"
+        )
     return lines
 
 
@@ -257,7 +264,7 @@ def _is_off(option: Option, base: float) -> bool:
 
 def _limits(advice: Advice) -> list[str]:
     by = "law with what was measured here" if advice.measured else "law"
-    lines = ["", f"What a step takes (by the {by}, ms):"]
+    lines = ["", f"What takes the time of a step (by the {by}, ms):"]
     config, options = advice.config, (advice.options[0], advice.chosen)
     tokens = (config["micro_batch_size"] * config["sequence_length"]
               * config["gradient_accumulation_steps"])  # fmt: skip
@@ -274,9 +281,9 @@ def _limits(advice: Advice) -> list[str]:
         if (other := total - sum(shown.values())) >= 1:
             shown["other"] = other
         named = ", ".join(f"{name} {took:,.0f}" for name, took in shown.items())
-        word = "; the host limits it" if host > total else ""
+        word = "; the CPU is the limit" if host > total else ""
         if host > HOST_PCT / 100 * total and not advice.measured:
-            word = f"{word or '; the host may limit it'}, and --measure times it"
+            word = f"{word or '; the CPU may be the limit'}: --measure times it"
         lines.append(
             f"  {recipe(precision)}, {kind}  GPU {total:,.0f}: {named}; host {host:,.0f}"
             f"{word}{took}"
@@ -290,11 +297,11 @@ def _layers(advice: Advice) -> list[str]:
     kind = next(iter(saved.values())).kind
     losing = [f"{name} ({number(1e3 * ms.value, '+.0f')} µs)" for name, ms in saved.items()
               if 1e3 * ms.value <= -0.5]  # fmt: skip
-    rest = "none of them costs more in casts than its GEMMs save"
+    rest = "in each, GEMMs save more than casts cost"
     if losing:
-        rest = f"not worth it alone, as casts cost more than GEMMs save: {', '.join(losing)}"
+        rest = f"these lose by themselves, as casts cost more than GEMMs save: {', '.join(losing)}"
     kept = ", ".join(advice.kept_in_bf16)
-    others = f"; in BF16 stays {kept}" if kept else ", and the loss head"
+    others = f"; {kept} stays in BF16" if kept else ", and the loss head"
     unaligned = [
         f"in BF16 for {side:,}, which FP8 GEMMs cannot take: {', '.join(names)}; a multiple of "
         f"{ALIGNMENT} would do, as {side + -side % ALIGNMENT:,}"

@@ -171,7 +171,8 @@ def _counts(rows: pd.DataFrame) -> str:
 def _limits(report: Report, table: pd.DataFrame) -> list[str]:
     """Say how little is known of the loss where FP8 is faster, and how to ask of one's own."""
     fp8 = by_kind(table)["FP8"]
-    ask = "For yours ask, as `fp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb`."
+    command = "fp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb"
+    ask = f"For your setting run, as an example, `{command}`."
     if fp8.empty:
         return [ask]
     equal, of = int(fp8["action"].eq(decision.FP8).sum()), count(len(fp8), "faster setting")

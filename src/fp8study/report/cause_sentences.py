@@ -176,7 +176,7 @@ def larger_batches(table: pd.DataFrame) -> str:
         for _, row in rows.iterrows()
     )
     mends = (rows["mean_pct"] <= FAILED_PCT).sum()
-    verdict = f"mends it in {mends} of {len(rows)} settings" if mends else "does not mend it"
+    verdict = f"fixes it in {mends} of {len(rows)} settings" if mends else "does not fix it"
     return f"With a *stale* optimizer a larger batch {verdict}: {ends}."
 
 

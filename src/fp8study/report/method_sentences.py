@@ -47,10 +47,11 @@ def limits(runs: pd.DataFrame) -> str:
     gpu = runs[runs["device"] == "cuda"]
     if gpu.empty:
         return "- No run on a GPU yet: nothing here speaks of speed."
-    shapes = ", ".join(map(escape, sorted(gpu["model"].dropna().unique())))
+    models = [name for name in gpu["model"].dropna().unique() if "tiny-" not in name]
+    shapes = ", ".join(map(escape, sorted(models)))
     lines = [
-        f"- Models: {shapes}, from random weights; at most {count(gpu['num_gpus'].max(), 'GPU')} "
-        "in one host.",
+        f"- Models: {shapes}, mostly from random weights; at most "
+        f"{count(gpu['num_gpus'].max(), 'GPU')} in one host.",
     ]
     if (runs["device"] == "cpu").any():
         lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")

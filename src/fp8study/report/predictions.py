@@ -187,7 +187,7 @@ def scale_rows(table: pd.DataFrame) -> pd.DataFrame:
 def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     """Say what `scale_table` rests on, and what `check_table` and `published_table` show of it."""
     assumed = (
-        "**Beyond what was measured: speeds are at most so.** Assumed: "
+        "**Beyond what was measured: take speeds as upper bounds.** Assumed: "
         f"{GPUS_PER_NODE} GPUs a node; between nodes {NETWORK.gb_per_s:g} GB/s for each "
         f"GPU (400 Gb/s, four fifths used) and a latency of {NETWORK.hop_us:g} µs."
     )
@@ -201,7 +201,7 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     return (
         f"{assumed} The laws are fitted within one node, where the time of a step is off by "
         f"{', '.join(off)} GPUs; on {means.index[-1]:.0f} GPUs a step waits for communication for "
-        f"{measured} % of its time, by the law for {law} % "
+        f"{measured} % of its time, predicted: {law} % "
         f"({figures.download(check, 'at-scale-check', 'by model')}). Of the speed that others kept "
         f"on up to 128 GPUs the law promises {span(hopeful, '.0f')} points too much "
         f"({figures.download(published, 'at-scale-published', 'figures and sources')})."

@@ -110,12 +110,12 @@ def _changes(table: pd.DataFrame) -> str:
     if few := [n for n in needed if n <= _MOST_SESSIONS]:
         lines.append(
             f"more sessions of {count(len(few), 'open setting')}: {span(few, '.0f')} in all, "
-            "if lead and spread stay"
+            "if lead and spread stay as they are"
         )
     if many := len(needed) - len(few):
         lines.append(
             f"steadier timings of {count(many, 'open setting')}: more than {_MOST_SESSIONS} "
-            "sessions would be needed as it is"
+            "sessions would be needed now"
         )
     if thin := int(open_["ci_low_pct"].isna().sum()):
         lines.append(

@@ -60,9 +60,8 @@ def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
     kept = _scaling(table) or "Nothing was measured."
     return (
-        "What each GPU keeps of its tokens/s on the fewest GPUs, of each model and batch in the "
-        "setting that was timed on the most numbers of GPUs: so paths, tokens and what is gathered "
-        "differ. "
+        "Tokens/s per GPU, % of those on the fewest GPUs. For each model and batch the setting "
+        "timed on the most numbers of GPUs: so path, length and all-gather differ. "
         f"{kept}"
     )
 
@@ -121,7 +120,7 @@ def _beside(own: pd.DataFrame, subject: str, peer: object) -> str:
                  for (precision, switched), arms
                  in named.groupby(["precision", "switched"], sort=False)]  # fmt: skip
         where = f"{escape(model)} on {count(num_gpus, 'GPU')}"
-        made.append(f"for {where} {' and '.join(times)}")
+        made.append(f"{where} {' and '.join(times)}")
     blocks = own["num_blocks"]
     if blocks.notna().all():
         fewest = f"{blocks.min()} to " * bool(blocks.min() < blocks.max())
@@ -132,7 +131,7 @@ def _beside(own: pd.DataFrame, subject: str, peer: object) -> str:
             f"one session, in which the other trainer tokenised inside its steps{apart}: that may "
             "be part of the difference"
         )
-    return f"{subject} makes {'; '.join(made)} as many tokens/s as {escape(peer)} ({how})."
+    return f"{subject} over {escape(peer)}, tokens/s: {'; '.join(made)} ({how})."
 
 
 def sources(table: pd.DataFrame) -> str:

@@ -19,7 +19,8 @@ from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
 from fp8study.analysis.laws.shape import EXPERTS_IN_BF16
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
-from fp8study.report.words import amount, count, interval, machine_name, number, rate
+from fp8study.core.words import rate
+from fp8study.report.words import amount, count, interval, machine_name, number
 
 #: What an FP8 was timed without → what the path gives it now, where the laws know of it.
 _SINCE = {
@@ -33,19 +34,19 @@ def answer_lines(advice: Advice) -> list[str]:
     said = verdict_text(advice.verdict)
     if not advice.fits and not advice.fp8_fits:
         largest = (
-            f"  at batch 1, layers recomputed at need, {advice.largest} fits on these GPUs"
+            f"  largest model that fits, at batch 1, recomputing if need be: {advice.largest}"
         ) * bool(advice.largest)
-        return [_too_large(advice), *filter(None, [largest]), *_no_interval(advice)]
+        return [_too_large(advice), *_no_interval(advice), *filter(None, [largest])]
     if not advice.fits:
         cured = " or ".join(each.what for each in advice.remedies[:2])
         return [
             f"It does not fit in BF16; {advice.verdict.label} does. {said}",
-            "  its lead is over a BF16 that had the memory",
+            "  its lead is over BF16 as if that fitted",
             *[f"  BF16 fits with {cured}"] * bool(cured),
             *_no_interval(advice), *_kept_from(advice), *_loss(advice, advice.verdict),
         ]  # fmt: skip
-    also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
-    near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
+    also = [f"  another machine: {verdict_text(other)}" for other in advice.elsewhere]
+    near = [f"  nearest measurement, {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
     option = advice.chosen
     beside = _beside(option.label, option.beside)
     return [
@@ -80,8 +81,8 @@ def _kept_from(advice: Advice) -> list[str]:
     said = []
     if advice.head_on_fewer:
         said.append(
-            f"  on more than {MOST_GPUS_OF_HEAD} GPUs the loss head stays in BF16: there FP8's was "
-            "never timed"
+            f"  on more than {MOST_GPUS_OF_HEAD} GPUs the loss head stays in BF16: one in FP8 "
+            "was never timed there"
         )
     if advice.config["num_gpus"] > 1 and not any(each.gathers_fp8 for each in advice.options):
         said.append(
@@ -93,11 +94,11 @@ def _kept_from(advice: Advice) -> list[str]:
             "moe_training does, which nobody tried here): FP8 is attention's alone"
         )
     if advice.config["activation_checkpointing"]:
-        said.append("  layers recomputed: not updated in one pass, so without FP8 weights that are "
-                    "kept and the loss head in FP8")  # fmt: skip
+        said.append("  layers are recomputed: so torch's AdamW, FP8 casts in each pass, and the "
+                    "loss head in BF16")  # fmt: skip
     if advice.config["master_dtype"] == "bf16":
-        said.append("  BF16 master weights: without steps as one graph, FP8 weights that are kept, "
-                    "and the loss head in FP8")  # fmt: skip
+        said.append("  BF16 master weights: so no CUDA graph, FP8 casts in each pass, and the loss "
+                    "head in BF16")  # fmt: skip
     return said
 
 
@@ -124,7 +125,7 @@ def _own_memory(advice: Advice) -> list[str]:
 
 def _too_large(advice: Advice) -> str:
     """Say what would make it fit, and what FP8 gives then."""
-    asked = "the speeds below are for GPUs that had the memory."
+    asked = "the speeds below are as if it fitted."
     bf16, fp8 = (option.memory_gib.value for option in (advice.options[0], advice.chosen))
     needs = (
         f"It does not fit: {bf16:,.0f} GiB a GPU in BF16 and {fp8:,.0f} in FP8, of "
@@ -136,7 +137,7 @@ def _too_large(advice: Advice) -> str:
     lead = first.lead_pct
     return (
         f"{needs}. With {first.what} it does: FP8 then {lead_text(lead, ' %', '+.0f')} "
-        f"tokens/s, {lead.kind}. Without, {asked}"
+        f"tokens/s, {lead.kind}. Without that {asked}"
     )
 
 
@@ -205,7 +206,7 @@ def _larger(advice: Advice) -> list[str]:
         return []
     faster = lead_text(larger.then, " %", "+.0f")
     return [
-        f"  FP8 alone has room for {larger.what}: tokens/s {faster} over BF16 at batch "
+        f"  only FP8 has memory for {larger.what}: tokens/s {faster} over BF16 at batch "
         f"{advice.config['micro_batch_size']}, {larger.then.kind}"
     ]
 
@@ -235,7 +236,7 @@ def verdict_text(verdict: Verdict) -> str:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
     if lead.kind == MODELLED:
-        action += " (by the laws, not measured)"
+        action += " (extrapolated, not measured)"
     if verdict.action == MORE and lead.low is not None:
         action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
     return f"{action}. {verdict.label}: {says}{where}{unsteady}.{void}"

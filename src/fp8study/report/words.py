@@ -13,6 +13,7 @@ from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 from fp8study.core.words import count as count
 from fp8study.core.words import number as number
+from fp8study.core.words import rate as plain_rate
 
 #: Says something of a table.
 Say = Callable[[pd.DataFrame], str]
@@ -57,9 +58,8 @@ def interval(low: float, high: float, spec: str) -> str:
 
 
 def rate(value: float) -> str:
-    """Write a learning rate, as 5e-5 or 2.5e-4, that no line breaks."""
-    digits, power = f"{value:.1e}".split("e")
-    return f"{digits.removesuffix('.0')}e{int(power)}".replace("-", "\u2011")
+    """Write a learning rate that no line of a page breaks."""
+    return plain_rate(value).replace("-", "\u2011")
 
 
 def amount(number: float) -> str:
@@ -149,9 +149,15 @@ def named_machines(table: pd.DataFrame, with_gpus: bool = False) -> list[tuple[s
 def per_machine(table: pd.DataFrame, say: Say, between: str = "\n\n") -> str:
     """Say a sentence of each machine's rows alone, and of which machine where there are several."""
     said = [(machine, say(rows)) for machine, rows in by_machine(table)]
-    told = [(machine, f"{text[0].upper()}{text[1:]}") for machine, text in said if text]
+    told = [(machine, _capital(text)) for machine, text in said if text]
     named = [f"**{at_start(m)}.** {text}" if len(said) > 1 else text for m, text in told]
     return between.join(named)
+
+
+def _capital(text: str) -> str:
+    """Begin a sentence with a capital, but leave the name of a model as it is."""
+    first = text.split(maxsplit=1)[0]
+    return text if re.search(r"[0-9]", first) else f"{text[0].upper()}{text[1:]}"
 
 
 def at_start(machine: str) -> str:

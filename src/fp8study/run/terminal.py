@@ -79,26 +79,33 @@ FurtherFields = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="As learning_rate=3e-4, master_dtype=bf16; max_grad_norm is "
-        "1, as in pre-training, or what is said.",
+        help="As learning_rate=3e-4; max_grad_norm is 1, as in pre-training, unless set.",
     ),
 ]
+NumGpus = Annotated[int | None, typer.Option(help="1 to 1024; default: all here, or 1 with --gpu.")]
+GpuName = Annotated[
+    str | None, typer.Option(help="To ask about, as h100-80gb; default: the one here.")
+]
+MeasureLayers = Annotated[
+    bool, typer.Option("--measure", help="Time its layers here first: a minute.")
+]
 MicroBatch = Annotated[
-    int | None, typer.Option(help="A GPU's; default: what fits, up to 32,768 tokens.")
+    int | None,
+    typer.Option(help="Sequences per GPU and pass; default: what fits, to 32,768 tokens."),
 ]
 GlobalBatch = Annotated[
     int | None, typer.Option("--global-batch-size", parser=_number_of_sequences, metavar="NUMBER",
-                             help="Sequences a step; default: one pass's.")
+                             help="Sequences per step; default: those of one pass.")
 ]  # fmt: skip
 GbitPerSecond = Annotated[
-    float | None, typer.Option("--network", help="Gb/s a GPU has from other nodes; default: 400.")
+    float | None, typer.Option("--network", help="Gb/s between nodes, per GPU; default: 400.")
 ]
 GpusPerNode = Annotated[
-    int | None, typer.Option(help="Default: 8; 4 of GB200 and GB300, of which NVLink joins 72.")
+    int | None, typer.Option(help="Default: 8; GB200 and GB300: 4, NVLink joins up to 72.")
 ]
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",
-                               help="To train on, as 160B; default: 20 per active weight.")
+                               help="Training tokens, as 160B; default: 20 per active weight.")
 ]  # fmt: skip
 Ignored = Annotated[
     list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
@@ -114,6 +121,12 @@ TablesDir = Annotated[
     Path | None, typer.Option(parser=_folder, metavar="PATH",
                               help="Write the tables there as CSV files, and no pages.")
 ]  # fmt: skip
+OfMachine = Annotated[
+    str | None, typer.Option(help="With --tables: only this machine's records, as h200x4.")
+]
+Benchmarks = Annotated[
+    bool, typer.Option("--benchmarks", help="Write BENCHMARKS.md, and no pages.")
+]
 ClaimIds = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Only these claims, as A01.")
 ]

@@ -58,7 +58,7 @@ class ByLaw:
         busy = busy_pct(way, steps[0])
         lead_error, step_error = self.errors.at(busy)
         shows = busy > speed.HOST_PCT
-        basis = "where the host is busy" if shows else "where the GPU decides"
+        basis = "where the host is busy" if shows else "where the GPU is the limit"
         if shows and busy < speed.LATE_PCT:
             basis = "where the host may be busy"
         if beside and beside.off_points > lead_error:

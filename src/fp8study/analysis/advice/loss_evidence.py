@@ -20,10 +20,9 @@ from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS, num_k
 from fp8study.analysis.runs.pairing import healthy
 from fp8study.analysis.stats import interval_text
 from fp8study.core.config import ResolvedConfig
-from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
-from fp8study.core.words import count, number
+from fp8study.core.words import count, number, rate
 
 #: What the tokens of a step are counted by.
 _OF_A_STEP = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
@@ -140,7 +139,7 @@ def from_weights(
     near = _nearest_on(_by_start(table)[0], num_gpus) if len(table) else table
     return "".join(
         f"{FROM_WEIGHTS} at {row['rate']} the loss of {row['model']} is {row['verdict']}: "
-        f"{number(row['gap_pct'], '+.2f')} % ({row['interval']}; {row['machine']}/{row['study']})"
+        f"{number(row['gap_pct'], '+.2f')} % ({_ends(row)}; {row['machine']}/{row['study']})"
         for _, row in near.iterrows()
     )
 
@@ -164,7 +163,7 @@ def _of_recipe(table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: st
         for name in table["model"].unique()
     }
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
-    rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
+    rates = {name: rate(record.config.get("learning_rate") or 0.0) for name, record in runs}
     return table.assign(
         away=table["model"].map(away),
         rate=[
@@ -204,7 +203,7 @@ def _longer(table: pd.DataFrame, nearest: pd.DataFrame, runs: Runs) -> list[str]
     for what, column in (("training on", "tokens"), ("steps of", "step")):
         most, of_any = own[column].max(), table[column].max()
         if most > 0:  # of a model of which something is settled
-            rest = f" (of any model {_tokens(of_any)})" * bool(of_any > most)
+            rest = f" (any model: {_tokens(of_any)})" * bool(of_any > most)
             said.append(f"{what} more than {_tokens(most)} tokens with {name}{rest}")
     return said
 
@@ -220,11 +219,16 @@ def _says(table: pd.DataFrame) -> pd.Series:
     return table["arm"] + " " + table["setting"].fillna("")
 
 
+def _ends(row: pd.Series) -> str:
+    """Write the 90 % interval, by which losses are judged."""
+    return str(row["interval"].partition(";")[0])
+
+
 def _told(row: pd.Series) -> str:
     return (
         f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} million "
         f"tokens, {row['epochs']:.1f} epochs, learning rate {row['rate']}, "
-        f"{row['loss']} loss: {number(row['gap_pct'], '+.2f')} % ({row['interval']}), "
+        f"{row['loss']} loss: {number(row['gap_pct'], '+.2f')} % ({_ends(row)}), "
         f"{row['verdict']}; {row['machine']}/{row['study']}"
     )
 
@@ -244,9 +248,11 @@ def _of_model(shape: ModelShape, nearest: pd.DataFrame, sizes: dict[str, int]) -
     settled = nearest.loc[nearest["verdict"].isin(CONCLUSIVE), "rate"]
     rates = pd.to_numeric(settled, errors="coerce").dropna()
     rest = pd.to_numeric(nearest["rate"], errors="coerce").loc[lambda each: each > rates.max()]
-    tried = f" ({' and '.join(map(shown, sorted({*rest})))}: undecided)" if len(rest) else ""
-    above = f"{name} from random weights at learning rates above {rates.max():g}{tried}"
-    found = [above] if len(rates) else []
+    tried = f" ({' and '.join(map(rate, sorted({*rest})))}: undecided)" if len(rest) else ""
+    highest = [rate(rates.max())] if len(rates) else []
+    found = [
+        f"{name} from random weights at learning rates above {each}{tried}" for each in highest
+    ]
     if shape.name not in sizes:
         found.append(f"{shape.name} itself; the nearest is {name}")
     least, most = min(sizes.values()), max(sizes.values())

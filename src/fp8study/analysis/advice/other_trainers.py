@@ -49,5 +49,7 @@ def other_trainers(
         for row in near.drop_duplicates("peer").itertuples()
     ]
     return (
-        f"other trainers, measured with {near['model'].iloc[0]}: {', '.join(told)}" if told else ""
+        f"FP8's lead in other trainers with {near['model'].iloc[0]}: {', '.join(told)}"
+        if told
+        else ""
     )

@@ -51,8 +51,8 @@ def beyond(
     other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
     if config.num_gpus > 1 and other_link and not is_measured:
         found.append(
-            f"links between GPUs: {gpu.link_gb_per_s:g} GB/s assumed, as in the datasheet and "
-            f"without bridges; measured were an {FITTED_GPU}'s"
+            f"links between GPUs: {gpu.link_gb_per_s:g} GB/s assumed, the datasheet's "
+            f"without bridges; only an {FITTED_GPU}'s were measured"
         )
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")

@@ -38,7 +38,7 @@ class Switches:
 
     path: Literal["plain", "tuned"] = declare(
         "plain", "tuning", "`plain` trains as the documents do; `tuned` sets the fields of this "
-        "group on which nothing was said. Both compute the same losses.", differs="switch resume")
+        "group that were left unset. Both compute the same losses.", differs="switch resume")
     loss_head: Literal["plain", "compiled", "chunked"] | None = switch(
         "plain", lambda c: "compiled" if RECIPES[c.precision].scales_loss else "chunked",
         "{} loss head", "transformers' own loss, compiled together with the "
@@ -86,10 +86,10 @@ class Switches:
             (lambda c: c.compile_mode != "default" and not c.compile,
              "says nothing with compile=false; leave it out, or set compile=true"),)))
     step_launch: Literal["by_kernel", "as_graph"] | None = switch(
-        "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
-        "or, after three steps, all of it as one CUDA graph: so `fp8study run` and `machine` have "
-        "small steps on the tuned path, of one GPU without FSDP2, of two and of four, which wait "
-        "for the host.", refused=(
+        "by_kernel", "by_kernel", "steps launched {}", "The CPU launches each kernel of a step, "
+        "or, from the fourth step on, all of it as one CUDA graph. `fp8study run` and `machine` "
+        "use a graph for small steps of the tuned path that wait for the CPU, on one GPU without "
+        "FSDP2, on two and on four.", refused=(
             (lambda c: c.step_launch == "as_graph" and c.attention_mask == "checked",
              "cannot look for packed sequences; use attention_mask=causal, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_accumulation_steps > 1,
@@ -111,9 +111,9 @@ class Switches:
              "needs an update whose numbers a graph finds anew; use update_kernel=one_pass, or "
              "by_kernel")))
     combo_kernels: Literal["apart", "together"] | None = switch(
-        "apart", "apart", "small kernels {}", "Kernels that do not wait for each other, as those "
-        "that find and invert FP8's scales: the compiler launches each, or many as one; not yet "
-        "tried on GPUs.", refused=(
+        "apart", "apart", "small kernels {}", "Small kernels that do not depend on each other, "
+        "as those that find and invert FP8's scales: the compiler launches each, or many as one.",
+        refused=(
             (lambda c: c.combo_kernels == "together" and not c.compile,
              "says nothing with compile=false; leave it out, or set compile=true"),))
     gather_cast: Literal["eager", "compiled"] | None = switch(
@@ -127,7 +127,7 @@ class Switches:
              "precision=fp8_tensorwise and strategy=fsdp2 on several GPUs"),))
     allocator: Literal["default", "expandable"] | None = switch(
         "default", "expandable", "{} allocator", "`expandable`: torch keeps GPU memory in segments "
-        "that grow, so that less is reserved in pieces that fit nothing.")
+        "that grow, which lowers fragmentation.")
     clipping: Literal["separate", "in_update"] | None = switch(
         "separate", lambda c: "in_update" if c.max_grad_norm is not None
         and c.optimizer_state == "fp32" else "separate",
@@ -139,9 +139,9 @@ class Switches:
              "needs torch's own AdamW, not that of optimizer_state={optimizer_state}; use separate "
              "or optimizer_state=fp32")))
     gradient_reduction: Literal["last_pass", "each_pass"] | None = switch(
-        "last_pass", choices.gradient_reduction, "gradients reduced {}", "After which of a step's "
-        "backward passes FSDP2 reduces gradients: each GPU keeps them whole, in FP32, until the "
-        "last, or its share from the first on.", refused=(
+        "last_pass", choices.gradient_reduction, "gradients reduced {}", "When FSDP2 reduces "
+        "gradients: after a step's last backward pass (until then each GPU holds them whole, in "
+        "FP32), or after each (it holds its share).", refused=(
             (lambda c: c.gradient_reduction == "each_pass" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.gradient_reduction == "each_pass" and c.gradient_accumulation_steps == 1,
              "says nothing with gradient_accumulation_steps=1; leave it out"),
@@ -227,8 +227,8 @@ class Switches:
              "was never tried with the graphs of compile_mode=reduce-overhead; use master")))
     transposes: Literal["fused", "separate"] | None = switch(
         "fused", lambda c: "separate" if choices.writes_apart(c) else "fused", "{} transposes",
-        "For the gradient of a weight FP8 inputs and gradients are needed transposed: written so "
-        "by the kernel that casts them, or by one of their own.",
+        "A weight's gradient needs FP8 inputs and gradients transposed: by the kernel that casts "
+        "them, or by one of its own.",
         differs="pair effect", refused=(
             (lambda c: c.transposes == "separate" and not (
                 c.weight_cast == "each_update" and (c.strategy == "none" or c.fp8_all_gather)),
@@ -248,9 +248,8 @@ class Switches:
     cast_kernels: Literal["one_layout", "both_layouts"] | None = switch(
         "one_layout",
         lambda c: "both_layouts" if choices.writes_apart(c) else "one_layout",
-        "FP8 cast to {}", "Triton kernels of our own that cast kept "
-        "weights and what SwiGLU makes to FP8 write it as it is, and others transpose it, or write "
-        "both.",
+        "FP8 cast to {}", "Our Triton kernels that cast kept weights and "
+        "SwiGLU's output to FP8 write one layout, which others transpose, or both.",
         differs="pair effect", refused=(
             (lambda c: c.cast_kernels == "both_layouts" and c.swiglu != "kernels" and not (
                 c.weight_cast == "each_update" and c.strategy == "none"),
@@ -305,9 +304,9 @@ class Switches:
              "counts untrained weights' gradients, too; use separate")))
     skip: tuple[str, ...] | None = declare(
         None, "float8", "Shell-style patterns of module names that stay out of FP8; each must "
-        "match a linear layer. The tuned path has the loss head in FP8, too, on up to four GPUs, "
-        "of a preset, or of a folder whose config.json says whether the head is the embedding; "
-        "where it is, on one GPU. `none`: every layer in FP8.",
+        "match a linear layer. On the tuned path a preset's loss head is in FP8, too, on up to "
+        "four GPUs (on one if tied to the embedding), and a folder's, if its config.json says "
+        "whether it is tied. `none`: every layer in FP8.",
         differs="pair", plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
         else choices.HEAD, **LAYERS)
 # fmt: on

@@ -8,7 +8,7 @@ came since the last freeze go on testing that one.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.frozen import PATH, freezes, provenance, study_of
@@ -30,4 +30,10 @@ def main(kept_out: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("kept_out", nargs="*", metavar="MACHINE/STUDY")
+    named = parser.parse_args().kept_out
+    unknown = {*named} - {study_of(name) for name, _ in read_runs(results_dir())}
+    if unknown:
+        parser.error(f"no records of {', '.join(sorted(unknown))}; name a study as h200x4/scaling")
+    main(named)

@@ -213,21 +213,27 @@ def build_venv(wheelhouse: Path | None) -> str:
     return python
 
 
-def imports_this_checkout(python: str) -> bool:
-    """Whether `python`, run elsewhere than here, imports fp8study from this checkout."""
+def imported_from(python: str) -> str:
+    """The file that `python`, run elsewhere than here, imports fp8study from; empty without."""
     code = "import importlib.util as u; s = u.find_spec('fp8study'); print(s and s.origin)"
     # -P and no PYTHONPATH: what counts is what is installed.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     found = subprocess.run(
         [python, "-P", "-c", code], capture_output=True, text=True, env=environment
     ).stdout.strip()
-    return found != "" and Path(found).is_relative_to(ROOT / "src")
+    return "" if found == "None" else found
 
 
 def install_package(python: str, wheelhouse: Path | None) -> None:
     """Make `import fp8study` find this checkout."""
-    if imports_this_checkout(python):
+    before = imported_from(python)
+    if before and Path(before).is_relative_to(ROOT / "src"):
         return
+    if before:
+        say(
+            f"its fp8study was {Path(before).parent}, and is this checkout's now; VENV=1 builds "
+            "an environment for this checkout alone"
+        )
     editable = ["install", "--no-deps", "-e", "."]
     has_backend = run_quietly([python, "-c", "import hatchling, editables"])
     options = ["--no-build-isolation"] if has_backend else offline(wheelhouse)
@@ -287,3 +293,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         fail("interrupted; another `make setup` repairs what is half built")
+    except PermissionError as error:
+        fail(f"cannot write {error.filename}; make it and its folder writable")

@@ -314,3 +314,10 @@ def test_a_note_of_some_arms_is_numbered_and_written_once(tmp_path: Path) -> Non
     assert text.count("B: 3 from uncommitted changes") == 1
     rows = re.findall(r"^llama.*\n  (.*\|.*)$", text, flags=re.MULTILINE)
     assert [row.endswith(" 1") for row in rows] == [True, True, False]
+
+
+def test_a_number_of_gpus_that_may_differ_is_in_no_name(tmp_path: Path) -> None:
+    for side, num_gpus in (("a", 1), ("b", 2)):
+        put(tmp_path / side, config={"num_gpus": num_gpus, "strategy": "fsdp2"})
+    (row,) = compared(tmp_path, "num_gpus").rows
+    assert "None" not in row["arm"] and "×" not in row["arm"]

@@ -197,7 +197,16 @@ def test_a_terminal_that_lacks_our_letters_gets_others(
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     done = run_python(checkout, "-m", "fp8study.cli", "plan", "smoke")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"judged\s+at\s+\?\d", done.stdout)
+    assert re.search(r"judged\s+at\s+\+/-\d", done.stdout)
+
+
+def test_a_folder_that_is_gone_is_said_in_a_line(tmp_path: Path) -> None:
+    code = "import os, sys; os.rmdir(os.getcwd()); from fp8study.cli import app; app(['doctor'])"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = run_python(gone, "-c", code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "fp8study: the folder that you are in is gone; change to one that is\n"
 
 
 @pytest.mark.usefixtures("checkout")

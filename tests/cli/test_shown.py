@@ -87,7 +87,7 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
         "25.0 % of the mixed peak, 1500 TFLOP/s",
         "of the GEMM peak measured here, 1100 TFLOP/s",
         "23.00 GiB steady peak", "0.0120 J per token", "4.000 GiB  all_gather of uint8",
-        "20.0 ms  gemm fp8", "5.5000 nats, mean of the last 20 steps",
+        "20.0 ms  gemm fp8", "5.5000 nats, mean of the last steps, 20 at most",
     ):  # fmt: skip
         assert words in done.stdout
     write_record(make_record(run_id="bare", results={}), checkout)

@@ -112,3 +112,15 @@ def test_weights_are_a_runs_last_ones_a_checkpoint_or_safetensors(tmp_path: Path
         weights_to_start_from(str(tmp_path / "hf"))
     (tmp_path / "hf" / "model-00001-of-00002.safetensors").touch()
     assert weights_to_start_from(str(tmp_path / "hf")) == tmp_path / "hf"
+
+
+def test_weights_of_another_tokenizers_tokens_are_no_start(tmp_path: Path) -> None:
+    place = place_of(tmp_path, 3)
+    make(place, 3)
+    assert weights_to_start_from(str(tmp_path), "ours") == place  # it does not say its own
+    about = {"step": 3, "config": {}, "data": {"tokenizer_sha256": "theirs"}}
+    (place / ABOUT).write_text(json.dumps(about))
+    for named in (tmp_path, place):
+        assert weights_to_start_from(str(named), "theirs") == place
+        with pytest.raises(UserError, match=r"^init_from: '.*' was trained on another tokenizer's"):
+            weights_to_start_from(str(named), "ours")

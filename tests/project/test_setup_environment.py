@@ -232,3 +232,19 @@ def test_make_sets_up_again_only_when_something_changed(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (1, 1))
     interpreter.unlink()
     assert not is_current()
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"), [("/other/src/fp8study/__init__.py", "/other/src/fp8study"), ("None", "")]
+)
+def test_an_environment_that_is_taken_from_another_checkout_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    origin: str, told: str,
+) -> None:  # fmt: skip
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {origin}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(setup, "run_quietly", lambda command: True)
+    setup.install_package(str(python), None)
+    said = capsys.readouterr().out
+    assert (told in said and "this checkout's now" in said) if told else not said

@@ -148,3 +148,17 @@ def test_a_laptop_is_told_what_it_lacks_memory_and_time_for(
         )
     said = re.search(r"2 to do, about (\d+) min", plan_text(study, laptop))
     assert said and int(said[1]) == pytest.approx(minutes, abs=1)
+
+
+def test_without_gpus_each_process_counts_and_what_would_help_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fp8study.run.chosen.estimates.memory_gib", lambda: 24.0)
+    laptop = Machine((), num_cpus=4)
+    values = {"model": "llama-3.2-1b", "sequence_length": 512, "path": "tuned", "precision": "fp8"}
+    check_memory(make_config(values).resolved(), laptop)
+    with pytest.raises(UserError, match="model=tiny-llama"):
+        check_memory(make_config(values | {"num_gpus": 2}).resolved(), laptop)
+    large = make_config({"model": "tiny-llama", "micro_batch_size": 10**6}).resolved()
+    with pytest.raises(UserError, match="set a smaller micro_batch_size or sequence_length, or"):
+        check_memory(large, laptop)

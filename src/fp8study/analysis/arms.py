@@ -189,7 +189,8 @@ def arm_names(arms: Mapping[str, Arm]) -> dict[str, str]:
 
 def _short_name(arm: Arm) -> str:
     model = str(arm.config.get("model")).rstrip("/").split("/")[-1]
-    return f"{model} × {arm.config.get('num_gpus')}, {arm_label(arm.records[0])}"
+    on = f" × {number}" if (number := arm.config.get("num_gpus")) else ""  # it may differ
+    return f"{model}{on}, {arm_label(arm.records[0])}"
 
 
 def _plain(value: Any) -> str:

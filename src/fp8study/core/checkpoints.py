@@ -158,16 +158,25 @@ def _check_continues(
         )
 
 
-def weights_to_start_from(init_from: str) -> Path:
+def weights_to_start_from(init_from: str, tokenizer_sha256: str | None = None) -> Path:
     """Return the folder that a run's ``init_from`` means: safetensors, or one of our checkpoints.
 
     Raises:
-        UserError: It holds no weights.
+        UserError: It holds no weights, or those of a run on another tokenizer's tokens.
     """
     folder = Path(init_from).expanduser()
-    if (last := last_checkpoint(folder)) is not None:
-        return last.path
-    if (folder / ABOUT).is_file() or any(folder.glob("*.safetensors")):
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None and (folder / ABOUT).is_file():
+        checkpoint = read_checkpoint(folder)
+    if checkpoint is not None:
+        theirs = checkpoint.about.get("data", {}).get("tokenizer_sha256")
+        if theirs and tokenizer_sha256 and theirs != tokenizer_sha256:
+            raise UserError(
+                f"init_from: '{init_from}' was trained on another tokenizer's tokens; use the "
+                "tokenizer of that run (one trained on its text, as bpe, wants that corpus, too)"
+            )
+        return checkpoint.path
+    if any(folder.glob("*.safetensors")):
         return folder
     raise UserError(
         f"init_from: '{init_from}' holds no weights; give a folder of Hugging Face safetensors, a "

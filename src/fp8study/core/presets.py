@@ -301,7 +301,7 @@ def check_model(config: RunConfig) -> None:
         raise UserError(f"tokenizer: there is no folder '{name}'; give one, or use tokenizer=bpe")
     longest = _setting(config.model, "max_position_embeddings")
     if longest is not None and config.sequence_length > longest:
-        why = f"more than the {longest} positions of '{config.model}'; lower it"
+        why = f"more than the {longest} positions of '{config.model}'; lower it to that"
         if not _names_positions(config.model):
             why = (
                 f"more than the {longest} positions that transformers takes for '{config.model}', "
@@ -337,5 +337,5 @@ def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]
         if not fnmatch.filter(linears, pattern):
             raise UserError(
                 f"{field}: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
-                "patterns are shell-style over full module names"
+                f"patterns are shell-style over full module names, as '*.{pattern.split('.')[-1]}'"
             )

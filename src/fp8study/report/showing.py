@@ -38,7 +38,7 @@ def instruments_text(record: RunRecord) -> str:
 
 #: Key → what it is called and how its value is written.
 _LOSS = {
-    "loss_last20_mean": "{:.4f} nats, mean of the last 20 steps",
+    "loss_last20_mean": "{:.4f} nats, mean of the last steps, 20 at most",
     "validation_loss": "{:.4f} nats on text that was kept out",
 }
 _TIME = {

@@ -174,7 +174,7 @@ def _begin(
     _remove_messages(run_dir)
     start_from = checkpoint.path if checkpoint else None
     if config.init_from and checkpoint is None:
-        start_from = checkpoints.weights_to_start_from(config.init_from)
+        start_from = checkpoints.weights_to_start_from(config.init_from, prepared.tokenizer_sha256)
     first_step = checkpoint.step if checkpoint else 0
     if checkpoint:  # before anything is moved: what an unfinished try did after it goes
         with writing("run_dir", run_dir):

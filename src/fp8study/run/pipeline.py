@@ -191,6 +191,7 @@ def _snakemake(
     if child.returncode and lost == pending and not any(map(_said, lost)):
         raise UserError(
             f"reproduce: no run could start: {_last_word_of_snakemake(log_path)}; see {log_path}"
+            + "; on a cluster, ask whether `sinfo` answers here" * (cluster is not None)
         )
     for run in lost:
         say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")

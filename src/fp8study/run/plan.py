@@ -181,7 +181,9 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     )
     lines += [f"  {note}" for note in notes if note]
     for reason in dict.fromkeys(impossible.values()):
-        lines.append(f"  cannot be run here: {reason}")
+        which = [run.config.digest() for run, why in impossible.items() if why == reason]
+        of = f" ({', '.join(which)})" if len(which) < len(impossible) else ""
+        lines.append(f"  cannot be run here{of}: {reason}")
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))

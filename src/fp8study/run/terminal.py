@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import re
@@ -155,13 +156,25 @@ _LONGEST = 300
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
+#: What stands for a sign that a terminal does not have.
+_SIGNS = {"−": "-", "±": "+/-", "×": "x", "…": "...", "–": "-", "\u2011": "-", "·": "*",
+          "✓": "+", "✗": "x", "◐": "~"}  # fmt: skip
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(_SIGNS.get(sign, "?") for sign in text), error.end
+
+
 class OneLineErrors(TyperGroup):
     """Ends a command that the user can mend in one line and status 2, or 130 after Ctrl-C."""
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:  # type: ignore[override]
         extra["standalone_mode"] = False
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal may not have our × and ±
+            codecs.register_error("in_ascii", _in_ascii)
+            sys.stdout.reconfigure(errors="in_ascii")  # a terminal may not have our − and ±
         try:
             status = super().main(args, **extra)
             if status == 130:
@@ -177,6 +190,8 @@ class OneLineErrors(TyperGroup):
                 complain(line)
             status = error.status
         except OSError as error:
+            if error.errno == errno.ENOENT and not error.filename:
+                sys.exit(complain("the folder that you are in is gone; change to one that is"))
             if error.errno not in _REMEDIES:
                 raise
             verb, remedy = _REMEDIES[error.errno]

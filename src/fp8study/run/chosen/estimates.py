@@ -58,11 +58,15 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
     except UserError:
         return  # of such a model nothing is known
     if not machine.gpus:
-        if (needed := config.gpus_per_node * needed) > (there := memory_gib()):
+        needed = config.gpus_per_node * (_PROCESS + needed)
+        if needed > (there := memory_gib()):
+            less = "a smaller model, as model=tiny-llama"
+            if config.model.startswith("tiny-"):
+                less = "a smaller micro_batch_size or sequence_length"
             raise UserError(
                 f"memory: {config.model} at batch {config.micro_batch_size} needs {needed:.0f} GiB "
-                f"of this host's {there:.0f}, as there is no GPU; set a smaller model, as "
-                "model=tiny-llama, or run it where GPUs are"
+                f"of this host's {there:.0f}, as there is no GPU; set {less}, or run it where GPUs "
+                "are"
             )
         return
     there = capacity_gib(machine)

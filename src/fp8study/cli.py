@@ -15,7 +15,7 @@ import typer
 
 from fp8study import __version__
 from fp8study.core.config import make_config
-from fp8study.core.errors import UserError
+from fp8study.core.errors import NoFp8, UserError
 from fp8study.core.files import own_results, results_dir
 from fp8study.core.presets import check_model
 from fp8study.core.records import read_run
@@ -145,10 +145,13 @@ def advise(
 
     here = [(device.name, device.memory_gib) for device in this_machine().gpus]
     with using_model(model), warnings_in_a_line():
-        asked = question_for(
-            here, model, num_gpus, sequence_length, micro_batch_size, gpu,
-            AS_TRAINED | parse_assignments(set_), tokens, global_batch, network, gpus_per_node,
-        )  # fmt: skip
+        try:
+            asked = question_for(
+                here, model, num_gpus, sequence_length, micro_batch_size, gpu,
+                AS_TRAINED | parse_assignments(set_), tokens, global_batch, network, gpus_per_node,
+            )  # fmt: skip
+        except NoFp8 as error:
+            return _print({"answer": str(error)}, str(error), as_json)
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch
 
@@ -229,8 +232,7 @@ def audit(run_dir: RunDir) -> None:
     """Show what a run really trained; fails if that is not what it claims."""
     from fp8study.core.audit_rules import audit_of, audit_text, problems
 
-    record = read_run(run_dir)
-    found = audit_of(record)
+    found = audit_of(record := read_run(run_dir))
     say(f"{record.run_id} ({record.status}){warnings_text(record)}\n{audit_text(found)}")
     if problems(found):
         raise typer.Exit(1)

@@ -271,6 +271,13 @@ def test_refuses_in_one_line(changes, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_gpu_without_fp8_is_answered_for():
+    asked = ["advise", "--model=llama-3.1-8b", "--gpu=a100"]
+    for options in ([], ["--json"]):
+        done = CliRunner().invoke(app, asked + options)
+        assert done.exit_code == 0 and "BF16. A100 has no FP8 tensor cores" in done.stdout
+
+
 def test_what_is_asked_fits_one_line_of_eighty_columns():
     first = advice_text(
         advice_for([(H100, 79.6)] * 8, "llama-3.2-1b-untied", None, 131072, 1, None)

@@ -21,7 +21,7 @@ HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8
 
 pytestmark = [
     pytest.mark.requires_gpu,
-    pytest.mark.skipif(not HAS_FP8, reason="needs a GPU with FP8 matrix units"),
+    pytest.mark.skipif(not HAS_FP8, reason="needs a GPU with FP8 tensor cores"),
 ]
 
 

@@ -41,7 +41,7 @@ def test_a_package_that_is_missing_or_too_old_is_a_problem_with_a_remedy(
     ("gpu", "state", "word"),
     [
         (H200, doctor.OK, "every FP8 recipe"),
-        (A100, doctor.WARNING, "no FP8 matrix units"),
+        (A100, doctor.WARNING, "no FP8 tensor cores"),
         (UNKNOWN, doctor.WARNING, "peak unknown"),
     ],
 )

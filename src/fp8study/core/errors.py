@@ -17,6 +17,10 @@ class UserError(Exception):
     status = 2
 
 
+class NoFp8(UserError):
+    """A GPU that was asked about has no FP8, which is an answer, too."""
+
+
 class StoppedByUser(UserError):
     """What Ctrl-C ended: a line on what is kept, and how to go on."""
 
@@ -27,16 +31,20 @@ def together(*checks: Callable[[], Any]) -> list[Any]:
     """Return what each check returns.
 
     Raises:
-        UserError: What all of them refuse, a line each, so that it can be mended at once.
+        UserError: What all of them refuse, a line each, so that it can be mended at once; of one
+            its own.
     """
-    found, wrong = [], []
+    found: list[Any] = []
+    wrong: list[UserError] = []
     for check in checks:
         try:
             found.append(check())
         except UserError as error:
-            wrong.append(str(error))
+            wrong.append(error)
+    if len(wrong) == 1:
+        raise wrong[0]
     if wrong:
-        raise UserError("\n".join(wrong))
+        raise UserError("\n".join(map(str, wrong)))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fp8study.core.errors import UserError, nearest
+from fp8study.core.errors import NoFp8, UserError, nearest
 
 #: As in an HGX or DGX box.
 GPUS_PER_NODE = 8
@@ -140,7 +140,7 @@ def named_gpu(slug: str) -> GpuPeak:
             f"{slugs_with_fp8()}"
         )
     if older := _OLDER.match(wanted):
-        raise UserError(no_fp8(older[0].upper().replace("-", " "), "FP16" if older[1] else "BF16"))
+        raise no_fp8(older[0].upper().replace("-", " "), "FP16" if older[1] else "BF16")
     sizes = {float(size) for size in re.findall(r"\b([0-9]+)gb\b", wanted)}
     alike = {peak.slug: peak for peak in GPU_PEAKS
              if re.fullmatch(peak.part + _BEHIND, wanted) or wanted == peak.slug}  # fmt: skip
@@ -166,11 +166,10 @@ def named_gpu(slug: str) -> GpuPeak:
     return fitting[0]
 
 
-def no_fp8(name: str, instead: str = "BF16") -> str:
-    """Refuse a GPU without FP8."""
-    return (
-        f"--gpu: {name} has no FP8 tensor cores (they came with Ada, compute capability 8.9); "
-        f"train in {instead} there, or name one of {slugs_with_fp8()}"
+def no_fp8(name: str, instead: str = "BF16") -> NoFp8:
+    """Return what a GPU without FP8 is answered with."""
+    return NoFp8(
+        f"{instead}. {name} has no FP8 tensor cores: they came with Ada, compute capability 8.9."
     )
 
 

@@ -31,7 +31,7 @@ _ACTIVE_EXPERTS = (
 )  # fmt: skip
 #: Two FLOPs a weight forward, two for the input's gradient, two for the weight's.
 _PER_WEIGHT = 6
-#: How much faster FP8 matrix units are than BF16 ones, by datasheet, on every GPU that has them.
+#: How much faster FP8 tensor cores are than BF16 ones, by datasheet, on every GPU that has them.
 _FP8_RATIO = 2.0
 
 

@@ -109,7 +109,7 @@ def _gpus(machine: Machine) -> list[Finding]:
     for gpu in machine.gpus:
         name, state, note, remedy = f"gpu {gpu.index}", WARNING, "every FP8 recipe", ""
         if gpu.compute_capability < FP8_CAPABILITY:
-            note = "no FP8 matrix units"
+            note = "no FP8 tensor cores"
             remedy = "use precision=bf16, or fp8_emulate=true for the numbers without the speed"
         elif find_peak(gpu.name) is None:
             note = "peak unknown"

@@ -64,7 +64,7 @@ class Machine:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether every GPU has FP8 matrix units."""
+        """Whether every GPU has FP8 tensor cores."""
         capabilities = [gpu.compute_capability for gpu in self.gpus]
         return bool(capabilities) and min(capabilities) >= FP8_CAPABILITY
 

@@ -219,5 +219,5 @@ def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[Gp
         found = named_gpu(slug)
         capacity = found.memory_gib or 0.0
     if found.fp8_tflops is None:
-        raise UserError(no_fp8(found.name_part))
+        raise no_fp8(found.name_part)
     return found, capacity

@@ -249,10 +249,10 @@ def _of_model(shape: ModelShape, nearest: pd.DataFrame, sizes: dict[str, int]) -
     rates = pd.to_numeric(settled, errors="coerce").dropna()
     rest = pd.to_numeric(nearest["rate"], errors="coerce").loc[lambda each: each > rates.max()]
     tried = f" ({' and '.join(map(rate, sorted({*rest})))}: undecided)" if len(rest) else ""
-    highest = [rate(rates.max())] if len(rates) else []
-    found = [
-        f"{name} from random weights at learning rates above {each}{tried}" for each in highest
-    ]
+    found = []
+    if len(rates):
+        above = f"learning rates above {rate(rates.max())}{tried}"
+        found.append(f"{name} from random weights at {above}")
     if shape.name not in sizes:
         found.append(f"{shape.name} itself; the nearest is {name}")
     least, most = min(sizes.values()), max(sizes.values())

@@ -48,8 +48,6 @@ def other_trainers(
         f"{row.tokens_per_gpu:,.0f} tokens each, {row.machine})"
         for row in near.drop_duplicates("peer").itertuples()
     ]
-    return (
-        f"FP8's lead in other trainers with {near['model'].iloc[0]}: {', '.join(told)}"
-        if told
-        else ""
-    )
+    if not told:
+        return ""
+    return f"FP8's lead in other trainers with {near['model'].iloc[0]}: {', '.join(told)}"

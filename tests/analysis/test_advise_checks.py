@@ -129,14 +129,9 @@ def test_no_more_gpus_are_told_where_these_do() -> None:
 @pytest.mark.parametrize(
     ("model", "rate", "known", "more"),
     [
-        ("llama-3.1-8b", 1e-4, "llama-3.1-8b from random weights at 1e-4", False),
-        (
-            "llama-3.1-8b",
-            3e-4,
-            "llama-3.1-8b from random weights at 1e-4",
-            True,
-        ),  # its own, though lower
-        ("llama-3.2-3b", 3e-4, "llama-3.2-1b from random weights at 3e-4", False),
+        ("llama-3.1-8b", 1e-4, ("llama-3.1-8b", "1e-4"), False),
+        ("llama-3.1-8b", 3e-4, ("llama-3.1-8b", "1e-4"), True),  # its own, though lower
+        ("llama-3.2-3b", 3e-4, ("llama-3.2-1b", "3e-4"), False),
     ],
 )
 def test_a_check_that_may_not_decide_says_so(
@@ -145,10 +140,8 @@ def test_a_check_that_may_not_decide_says_so(
     found = answer(question_for([], model, 1, 4096, 1, "h200", {"learning_rate": rate}))
     assert found.loss_check and found.loss_check.seeds
     text = " ".join(advice_text(found).split())
-    said = (
-        "6 seeds may not decide: by the scatter of pairs of {} from random weights at {} it takes "
-    )
-    said = said.format(*known)
+    pairs = "by the scatter of pairs of {} from random weights at {}".format(*known)
+    said = f"6 seeds may not decide: {pairs} it takes "
     said += r"\d+( to \d+)?" + ", at a higher rate perhaps more" * more
     assert re.search(rf"{said}; to add one: the same with --set seed=6 ", text)
     usual = answer(question_for([], "llama-3.2-1b", 1, 4096, 8, "h200"))

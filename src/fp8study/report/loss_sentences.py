@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis.claims.rules import on_gpus
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
-from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS
-from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, goes_on, healthy
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import figures
 from fp8study.report.page import Report
@@ -22,7 +20,6 @@ from fp8study.report.words import (
     how_to_get,
     interval,
     number,
-    rate,
     recipe,
     span,
 )
@@ -47,15 +44,11 @@ def answer(report: Report) -> str:
         f"({open_} more undecided{few})"
         if len(decided) else "on text kept out of training nothing is decided"
     )  # fmt: skip
-    return f"**{found[0].upper()}{found[1:]}.** {equal_so_far(report)}".rstrip()
-
-
-def equal_so_far(report: Report) -> str:
-    """Say of which models losses are equivalent: on how many GPUs, up to which learning rate."""
-    runs = report.runs[report.runs["arm_key"].isin(shown_equal(report)["arm_key"])]
-    models = [*_by_model(runs[~goes_on(runs)]), *_equal_together(report)]
-    models += [f"{FROM_WEIGHTS}, {words}" for words in _by_model(runs[goes_on(runs)])]
-    return f"Equivalent so far, up to these learning rates: {'; '.join(models)}." if models else ""
+    where = (
+        " Where training loss is shown equal: [Answer](index.qmd#tbl-settled); on text kept out, "
+        "by several machines: [below](#sec-pooled)."
+    ) * (not shown_equal(report).empty)
+    return f"**{found[0].upper()}{found[1:]}.**{where}"
 
 
 def shown_equal(report: Report) -> pd.DataFrame:
@@ -63,35 +56,6 @@ def shown_equal(report: Report) -> pd.DataFrame:
     gaps = healthy(comparisons(report.loss_gaps))
     usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
     return gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
-
-
-def _by_model(runs: pd.DataFrame) -> list[str]:
-    """Write of each model on how many GPUs these runs are, and their highest learning rates."""
-    most = runs.sort_values(["learning_rate", "num_steps"]).groupby(["model", "num_gpus"]).tail(1)
-    return [
-        f"{escape(str(model))} {', '.join(_up_to(own.sort_values('num_gpus')))}"
-        for model, own in most.groupby("model", sort=True)
-    ]
-
-
-def _equal_together(report: Report) -> list[str]:
-    """Say of which models FP8 is equivalent on text kept out, by several machines together."""
-    fp8 = pooled_fp8(report.pooled_gaps)
-    same = fp8[fp8["verdict"].eq("equivalent") & ~fp8["what"].str.contains(FROM_WEIGHTS)]
-    return [
-        f"on text kept out, machines together, {escape(str(model))} {on_gpus(rows)}, "
-        f"{rate(rows['learning_rate'].iloc[0])} ({rows['num_steps'].iloc[0]:,.0f} steps)"
-        for (model, *_), rows in same.groupby(["model", "learning_rate", "num_steps"])
-    ]
-
-
-def _up_to(most: pd.DataFrame) -> list[str]:
-    """Say on how many GPUs which rate was the highest, and for how many steps."""
-    return [
-        f"{on_gpus(own)}, {rate(own['learning_rate'].iloc[0])} "
-        f"({own['num_steps'].iloc[0]:,.0f} steps)"
-        for _, own in most.groupby(["learning_rate", "num_steps"], sort=False)
-    ]
 
 
 def notes(report: Report) -> str:

@@ -236,3 +236,11 @@ def test_a_run_on_a_gpu_is_refused_where_torch_refuses_its_tokens(
         outputs.backward(torch.empty_like(outputs))
     with pytest.raises(UserError, match="passes that are no multiple of 16 tokens"):
         asked.resolved(on_gpu=True)
+
+
+def test_a_model_without_a_loss_head_is_told_what_to_set() -> None:
+    layers = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(16, 16, bias=False)})
+    with pytest.raises(UserError, match=r"has no linear layer 'lm_head', .*; .* or use skip=none$"):
+        float8_filter(make_config({"precision": "fp8"}).resolved(), layers)
+    everything = make_config({"precision": "fp8", "skip": "none"}).resolved()
+    assert float8_filter(everything, layers)(layers["q_proj"], "q_proj")

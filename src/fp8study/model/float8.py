@@ -13,6 +13,7 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.path.choices import HEAD
 from fp8study.core.presets import check_patterns
 from fp8study.core.recipes import ALIGNMENT, RECIPES, is_aligned
 
@@ -52,6 +53,11 @@ def float8_filter(
             otherwise convert what was meant to be kept.
     """
     linears = [n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    if config.left_out == HEAD and not {*HEAD} & {*linears}:  # nobody need have asked for that
+        raise UserError(
+            f"skip: {config.model} has no linear layer '{HEAD[0]}', which stays in BF16 unless "
+            "something else is said; name layers that it has, or use skip=none"
+        )
     check_patterns("skip", config.left_out, linears)
 
     def convert(module: torch.nn.Module, name: str) -> bool:

@@ -151,7 +151,7 @@ def advise(
                 AS_TRAINED | parse_assignments(set_), tokens, global_batch, network, gpus_per_node,
             )  # fmt: skip
         except NoFp8 as error:
-            return _print({"answer": str(error)}, str(error), as_json)
+            return _print({"answer": error.answer}, error.answer, as_json)
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch
 

@@ -18,7 +18,11 @@ class UserError(Exception):
 
 
 class NoFp8(UserError):
-    """A GPU that was asked about has no FP8, which is an answer, too."""
+    """A GPU without FP8: a mistake where one is to be used, and an `answer` to who asks of it."""
+
+    def __init__(self, mistake: str, answer: str) -> None:
+        super().__init__(mistake)
+        self.answer = answer
 
 
 class StoppedByUser(UserError):

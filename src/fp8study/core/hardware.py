@@ -167,9 +167,11 @@ def named_gpu(slug: str) -> GpuPeak:
 
 
 def no_fp8(name: str, instead: str = "BF16") -> NoFp8:
-    """Return what a GPU without FP8 is answered with."""
+    """Return what a GPU without FP8 is refused with, and answered."""
+    why = f"{name} has no FP8 tensor cores, which came with Ada (compute capability 8.9)"
     return NoFp8(
-        f"{instead}. {name} has no FP8 tensor cores: they came with Ada, compute capability 8.9."
+        f"--gpu: {why}; train in {instead} there, or name one of {slugs_with_fp8()}",
+        f"{instead}. {why}.",
     )
 
 

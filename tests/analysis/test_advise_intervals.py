@@ -61,7 +61,9 @@ def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
     assert width(64) >= width(16) >= width(8)
     few, more, most = map(widths, (8, 16, 64))  # at batch 1 the verdict's recipe changes
     assert all(a <= b <= c for a, b, c in zip(few, more, most, strict=True))
-    assert "(extrapolated, not measured)" in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
+    assert "(extrapolated, not measured), as the lead" in advice_text(
+        ask("llama-3.1-8b", 8, "h100-80gb")
+    )
 
 
 def test_more_gpus_than_were_timed_are_known_less_well() -> None:

@@ -163,7 +163,11 @@ def _of_recipe(table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: st
         for name in table["model"].unique()
     }
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
-    rates = {name: rate(record.config.get("learning_rate") or 0.0) for name, record in runs}
+    rates = {
+        name: rate(value)
+        for name, record in runs
+        if (value := record.config.get("learning_rate")) is not None
+    }
     return table.assign(
         away=table["model"].map(away),
         rate=[

@@ -160,7 +160,10 @@ def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> Non
     assert shared.count("gradients reduced after each pass: measured on H200, not on H100") == 1
     assert shared.count("--set gradient_reduction=each_pass") == 3  # to check speed and loss
     parts = answer(asked["each_pass"]).memory_parts_gib["gradients"].value
-    assert f"  --set gradient_reduction=each_pass keeps a GPU's share of them: {parts:.1f}" in whole
+    assert (
+        f"  --set gradient_reduction=each_pass keeps a GPU's share of gradients: {parts:.1f}"
+        in whole
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def _memory(advice: Advice, in_full: bool) -> list[str]:
     if whole and advice.config["master_dtype"] == "fp32":
         share = advice.memory_parts_gib["gradients"].value / advice.config["num_gpus"]
         lines.append(
-            f"  --set gradient_reduction=each_pass keeps a GPU's share of them: {share:.1f}"
+            f"  --set gradient_reduction=each_pass keeps a GPU's share of gradients: {share:.1f}"
         )
     if not advice.fits:
         found = "; ".join(map(_remedy, advice.remedies))

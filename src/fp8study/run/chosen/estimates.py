@@ -58,8 +58,7 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
     except UserError:
         return  # of such a model nothing is known
     if not machine.gpus:
-        needed = config.gpus_per_node * (_PROCESS + needed)
-        if needed > (there := memory_gib()):
+        if (needed := _of_processes(config, needed)) > (there := memory_gib()):
             less = "a smaller model, as model=tiny-llama"
             if config.model.startswith("tiny-"):
                 less = "a smaller micro_batch_size or sequence_length"
@@ -114,7 +113,12 @@ def host_gib(config: RunConfig, on_gpu: bool) -> float:
         law = needed_gib(config)
     except UserError:
         law = 0.0
-    return _NOTEBOOK + (_PROCESS + law) * config.gpus_per_node
+    return _NOTEBOOK + _of_processes(config, law)
+
+
+def _of_processes(config: RunConfig, law_gib: float) -> float:
+    """Return what a node's processes take of a host without GPUs, GiB, each with what it trains."""
+    return (_PROCESS + law_gib) * config.gpus_per_node
 
 
 def step_seconds(config: RunConfig, machine: Machine) -> float:

@@ -181,6 +181,9 @@ def test_an_interrupted_run_whose_job_lives_is_not_over(
     [
         ("Usage:\n [targets]\n__main__.py: error: unrecognized arguments: --jbs=3\n",
          "__main__.py: error: unrecognized arguments: --jbs=3"),
+        ("sbatch: error: _establish_config_source: failed to fetch config\n",
+         "_establish_config_source: failed to fetch config (SLURM does not answer here: does "
+         "`sinfo`?)"),
         ("message: 'sbatch: error: invalid\nsbatch: error: Batch job submission failed: Invalid "
          "partition'.\nWorkflowError:\nAt least one job failed.\n",
          "Batch job submission failed: Invalid partition"),

@@ -191,7 +191,6 @@ def _snakemake(
     if child.returncode and lost == pending and not any(map(_said, lost)):
         raise UserError(
             f"reproduce: no run could start: {_last_word_of_snakemake(log_path)}; see {log_path}"
-            + "; on a cluster, ask whether `sinfo` answers here" * (cluster is not None)
         )
     for run in lost:
         say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")
@@ -302,7 +301,8 @@ def _last_word_of_snakemake(log: Path) -> str:
     line = refused[-1] if refused else telling_line(lines) or "it said nothing"
     more = lines[lines.index(line) + 1 :][:1] if line.endswith(":") else []
     told = line.partition("sbatch: error: ")[2].rstrip("'.") or line  # quoted there
-    return " ".join([told, *more]).rstrip(".")
+    silent = ["(SLURM does not answer here: does `sinfo`?)"] * ("failed to fetch config" in told)
+    return " ".join([told.rstrip("."), *more, *silent]).rstrip(".")
 
 
 def _why_no_record(run_dir: Path) -> str:

@@ -1,4 +1,4 @@
-"""`fp8study advise`: records first, then laws, each number with its origin; refusals in a line."""
+"""What advice rests on: records first, then laws, each number with its origin."""
 
 import dataclasses
 import functools
@@ -6,11 +6,8 @@ import json
 import math
 import re
 import statistics
-import subprocess
-import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from fp8study.analysis import decision
 from fp8study.analysis.advice.evidence import BF16_HEAD
@@ -18,7 +15,6 @@ from fp8study.analysis.advice.figures import MEASURED, MODELLED, PREDICTED
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws import account, speed
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.cli import app
 from fp8study.core.errors import UserError
 from fp8study.core.records import read_record
 from fp8study.report.advice_text import advice_text
@@ -246,59 +242,11 @@ def test_fp8_weights_are_gathered_from_even_shards_alone():
     assert any(option.gathers_fp8 for option in advice("llama-3.2-1b", 4).options)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"gpu": None}, "no NVIDIA GPU is visible here; name one of"),
-        ({"gpu": "h10"}, "'h10' is not known; name one of"),  # a number names a GPU
-        ({"gpu": "h30"}, "'h30' is not known; name one of"),
-        ({"gpu": "a100"}, "A100 has no FP8 tensor cores"),
-        ({"gpu": "a100-80gb"}, "A100 has no FP8 tensor cores"),
-        ({"gpu": "A100 40GB"}, "A100 has no FP8 tensor cores"),
-        ({"gpu": "gh200-80gb"}, "'gh200-80gb' is not known .did you mean 'gh200-96gb'"),
-        ({"gpu": "h100-96gb"}, "'h100-96gb' is not known .did you mean 'h100-80gb'"),
-        ({"num_gpus": 2048}, "outside 1 to 1024; try 1024"),
-        ({"sequence_length": 7}, "no multiple of 16 tokens"),
-        ({"num_gpus": 0}, "outside 1 to 1024; try 1"),
-        ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8 or 16, or another --gpus-per-"),
-        ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
-        ({"model": "nope"}, "'nope' is no preset"),
-    ],
-)
-def test_refuses_in_one_line(changes, words):
-    with pytest.raises(UserError, match=words) as caught:
-        advice(**{"model": "llama-3.2-1b", **changes})
-    assert "\n" not in str(caught.value)
-
-
-def test_a_gpu_without_fp8_is_answered_for():
-    asked = ["advise", "--model=llama-3.1-8b", "--gpu=a100"]
-    for options in ([], ["--json"]):
-        done = CliRunner().invoke(app, asked + options)
-        assert done.exit_code == 0 and "BF16. A100 has no FP8 tensor cores" in done.stdout
-
-
-def test_what_is_asked_fits_one_line_of_eighty_columns():
-    first = advice_text(
-        advice_for([(H100, 79.6)] * 8, "llama-3.2-1b-untied", None, 131072, 1, None)
-    )
-    assert H100 in first.splitlines()[0] and len(first.splitlines()[0]) <= 80
-
-
 def test_the_gpu_at_hand_is_taken_with_its_own_memory():
     found = advice_for([("NVIDIA H200", 100.0)] * 2, "llama-3.2-1b", None, 4096, 1, None)
     assert (found.gpu, found.capacity_gib, found.config["num_gpus"]) == ("NVIDIA H200", 100.0, 2)
     with pytest.raises(UserError, match="'NVIDIA Z999' is in no table"):
         advice_for([("NVIDIA Z999", 80.0)], "llama-3.2-1b", 1, 4096, 1, None)
-
-
-def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)
-    asked = ["advise", "--model", "llama-3.1-8b", "--gpu", "h200", "--micro-batch-size", "1"]
-    done = CliRunner().invoke(app, [*asked, "--json"])
-    assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert found["options"][0]["tokens_per_second_per_gpu"]["kind"] == MEASURED
 
 
 def test_says_which_layers_are_converted_and_which_the_law_finds_not_worth_it():
@@ -328,36 +276,6 @@ def test_what_layers_save_is_what_the_law_says_of_the_whole():
     assert 32 * saved == pytest.approx(whole, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "asked", [("llama-3.1-8b", 1, 4096, 1), ("llama-3.2-1b", 2, 4096, 2), ("llama-3.1-70b", 8)]
-)
-def test_the_shorter_text_leaves_out_and_changes_nothing(asked):
-    found = advice(*asked)
-    whole, short = (advice_text(found, in_full).splitlines() for in_full in (True, False))
-    kept = [line for line in short[:-1] if line]
-    assert [line for line in whole if line in kept] == kept
-    assert short[-1].startswith("--details") and len(short[-1]) <= 80
-    text = "\n".join(short)
-    for part in ("the time of a step", "Layers in FP8", "nearest evidence", "predictions so far"):
-        assert part in "\n".join(whole) and part not in text
-    assert all(command in text for command in found.commands)
-
-
 def test_without_records_there_is_no_advice(tmp_path):
     with pytest.raises(UserError, match="holds no committed records"):
         answer(question_for([], "llama-3.2-1b", 1, 4096, 1, "h100"), tmp_path)
-
-
-def test_advice_needs_no_torch():
-    asked = ["advise", "--model", "llama-3.2-1b", "--gpu", "h200"]
-    code = f"""
-import sys
-from fp8study.cli import app
-try:
-    app({asked!r})
-except SystemExit as end:
-    assert not end.code
-assert "torch" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

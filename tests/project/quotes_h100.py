@@ -1,4 +1,4 @@
-"""What docs/results.md may say of the studies on single H100s."""
+"""What docs/results.md may say of studies on single H100s, one of them on H200s, too."""
 
 import pandas as pd
 

@@ -12,7 +12,7 @@ import pytest
 
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.runs.pairing import sessions_of
+from fp8study.analysis.runs.pairing import sessions_of, shorten_arms
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import UNSTEADY
 from tests.checkout import ROOT
@@ -33,6 +33,7 @@ def store_leads(folder: Path, hour: int, *leads: float, **changes: Any) -> None:
         for kind, rate in (("bf16", 10_000.0), (precision, 10_000.0 * lead))[beside_those:]:
             fields = {"study": f"at-{hour}", "repeat": repeat, "precision": kind} | changes
             name = f"{kind}-{repeat}-{hour}-{fields.get('num_gpus', 1)}-{fields.get('model', '')}"
+            name += "-".join(fields.get("skip", []))
             fields["fp8_all_gather"] = gathers and kind != "bf16"
             rates = {"tokens_per_second_per_gpu": rate, "energy_joule_per_token": 1 / rate}
             fields["results"] = rates | measured
@@ -174,6 +175,24 @@ def test_a_second_session_of_a_study_is_pooled_with_the_first(tmp_path: Path) ->
     assert (row["num_sessions"], row["studies"]) == (2, "machine, machine-2")
     assert row["lead_pct"] == pytest.approx(100 * ((1.1 * 1.2) ** 0.5 - 1))
     assert re.findall(r"with GPU-[ab]bcd: (\S+) %", row["sessions"]) == ["+10.0", "+20.0"]
+
+
+def test_studies_that_name_one_arm_differently_are_pooled(tmp_path: Path) -> None:
+    """What an arm keeps in BF16 is in its name only where the study has another that does not."""
+    usual, other = ["layers.0.q", "lm_head"], ["layers.1.q", "lm_head"]
+    store_leads(tmp_path, 1, 1.1, skip=usual)
+    store_leads(tmp_path, 5, 1.2, skip=usual)
+    table = leads_table(shorten_arms(frame(tmp_path)))
+    assert only(table)["arm"] == "FP8 tensorwise"
+    store_leads(tmp_path, 5, 1.5, skip=other, beside_those=True)
+    table = leads_table(shorten_arms(frame(tmp_path))).set_index("num_sessions")
+    assert table.loc[2, "lead_pct"] == pytest.approx(100 * ((1.1 * 1.2) ** 0.5 - 1))
+    assert table.loc[2, "arm"] == "FP8 tensorwise"
+    assert table.loc[1, "arm"] == "FP8 tensorwise, skips layers.1.q lm_head"
+    store_leads(tmp_path, 9, 1.5, skip=other)  # alone in its study, so not named there
+    assert set(leads_table(shorten_arms(frame(tmp_path)))["arm"]) == {
+        "FP8 tensorwise, skips layers.0.q lm_head", "FP8 tensorwise, skips layers.1.q lm_head",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

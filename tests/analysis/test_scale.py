@@ -174,6 +174,19 @@ def test_the_law_is_held_to_what_was_measured(cells):
     assert scale.check_table([]).empty
 
 
+def test_the_law_over_slow_links_gets_their_rate_alone(cells):
+    table = scale.links_table(cells).set_index(["model", "path"])
+    assert table["link_gb_per_s"].between(20, 30).all()  # NVLink: 248
+    of_8b = table.loc["llama-3.1-8b"]
+    assert {*of_8b.index} == {"plain", "tuned"}
+    errors = of_8b[["bf16_error_pct", "fp8_error_pct"]]
+    assert errors.abs().max(axis=None) < 6
+    assert (of_8b["predicted_pct"] - of_8b["measured_pct"]).abs().max() < 6
+    linked = [cell for cell in cells if cell.config.gpu_links != "unused"]
+    assert scale.links_table(linked).empty
+    assert scale.check_table(cells).equals(scale.check_table(linked))
+
+
 def test_the_law_is_within_a_few_points_of_what_others_report_of_more_nodes():
     table = scale.published_table()
     assert (table["predicted_pct"] - table["published_pct"]).abs().max() < 5

@@ -75,15 +75,12 @@ def further_texts(runs: pd.DataFrame) -> list[str]:
 
 
 def lead_texts(runs: pd.DataFrame) -> list[str]:
-    """What is said of leads over all sessions, and of document A's grid."""
+    """What is said of leads over all sessions."""
     leads = leads_table(runs)
     leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
-    in_grid = leads["studies"].str.startswith(
-        "document-a-grid"
-    )  # some of them pooled with rowwise's
-    plain = one(leads[leads["path"].eq("plain") & ~in_grid], model="llama-3.1-8b", num_gpus=4)
-    others = map(leads_of, ("h200x1", "h200x2"))
-    beside = pd.concat([leads, *others], ignore_index=True)
+    plain = leads[leads["path"].eq("plain") & leads["master_dtype"].eq("fp32")]
+    plain = one(plain, model="llama-3.1-8b", num_gpus=4)
+    beside = pd.concat([leads, *map(leads_of, ("h200x1", "h200x2"))], ignore_index=True)
     small = beside[beside["model"].str.startswith("llama-3.2-1b")]
     small = small[small["micro_batch_size"].eq(1) & small["precision"].eq("fp8_tensorwise")]
     small = small[~small["setting"].str.contains(GRAPH)]
@@ -91,60 +88,12 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     assert set(small[small["path"] == "tuned"]["num_gpus"]) == {1, 2, 4}
     worst = small.loc[small["lead_pct"].idxmin()]
     assert (worst["num_gpus"], worst["path"]) == (4, "plain")
-    cells = leads[in_grid]
-    grid = cells.set_index(["model", "sequence_length"])["lead_pct"].map(per_cent)
-    models = {
-        "1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "Qwen3-4B": "qwen3-4b", "8B": "llama-3.1-8b",
-        "Qwen3-14B": "qwen3-14b",
-    }  # fmt: skip
-    assert (len(cells), set(cells["num_gpus"]), cells["num_pairs"].sum()) == (15, {4}, 21)
-    open_ = cells[(cells["ci_low_pct"] < 0) & (cells["ci_high_pct"] > 0)]
-    decided = set(zip(cells["model"], cells["sequence_length"], strict=True)) - set(
-        zip(open_["model"], open_["sequence_length"], strict=True)
-    )
-    assert decided == {
-        *((model, 2048) for model in models.values() if model != "qwen3-14b"),
-        *((model, 4096) for model in ("llama-3.2-1b", "llama-3.2-3b", "qwen3-4b")),
-        *((model, 8192) for model in ("llama-3.1-8b", "qwen3-14b")),
-    }  # fmt: skip
-    longest = cells.groupby("model")["sequence_length"].transform("max")
-    best = cells.groupby("model")["tokens_per_second_per_gpu"].idxmax()
-    assert best.isin(cells.index[cells["sequence_length"] == longest]).all()
-    recipes = leads_table(runs[runs["study"] == "document-a-rowwise"])
-    recipes = recipes.set_index(["sequence_length", "precision", "model"])["lead_pct"]
-    small_to_large = {4096: ("1B", "3B", "8B"), 8192: ("1B", "8B")}
-    both = {
-        (length, precision): ", ".join(
-            f"{name} {per_cent(recipes.loc[length, precision, models[name]])}" for name in names
-        )
-        for length, names in small_to_large.items()
-        for precision in ("fp8_rowwise", "fp8_tensorwise")
-    }
-    blocks = beside[beside["studies"].eq("document-a-blocks")].set_index(["num_gpus", "model"])
-    assert set(blocks["num_pairs"]) == {3}
-    alone, two = blocks.loc[1], blocks.loc[2]
-    spread = blocks["lead_high_pct"] - blocks["lead_low_pct"]
     return [
-        f"on one GPU the 1B is at {per_cent(alone.loc[models['1B'], 'lead_pct'])} and the 8B at "
-        f"{per_cent(alone.loc[models['8B'], 'lead_pct'])}, on two at "
-        f"{per_cent(two.loc[models['1B'], 'lead_pct'])} and "
-        f"{per_cent(two.loc[models['8B'], 'lead_pct'])}",
-        f"Its three blocks are {spread.loc[1, models['8B']]:.1f} (8B) and "
-        f"{spread.loc[1, models['1B']]:.1f} points (1B) apart on one GPU, "
-        f"{spread.loc[2, models['8B']]:.1f} and {spread.loc[2, models['1B']]:.1f} on two",
-        f"Rowwise, at 4,096: {both[4096, 'fp8_rowwise']}, where tensorwise has "
-        f"{both[4096, 'fp8_tensorwise']} in the same blocks; at 8,192: "
-        f"{both[8192, 'fp8_rowwise']} against {both[8192, 'fp8_tensorwise']} "
-        "(`document-a-rowwise`)",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         "kernel by kernel FP8 gives a 1B "
         f"{spans['min']['tuned'].removesuffix(' %')} to {spans['max']['tuned']} on one to four "
         f"GPUs (plain path, four GPUs, {worst['sequence_length']:,} tokens: "
         f"{spans['min']['plain']})",
-        *(f"| {name} | {' | '.join(grid[model])} |" for name, model in models.items()),
-        *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
-        f"at 8,192 ({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]}) it is undecided, "
-        "one or two runs each",
     ]
 
 

@@ -30,6 +30,7 @@ from tests.project.quotes_document_b import document_b_texts
 from tests.project.quotes_four_h100 import four_h100_texts
 from tests.project.quotes_four_h200 import four_h200_texts
 from tests.project.quotes_graph import graph_texts, pool_texts, tied_texts
+from tests.project.quotes_grid import grid_texts, slow_links_texts
 from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts, noise_texts
 from tests.project.quotes_new_text import done_text, new_text, null_texts
@@ -156,6 +157,8 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *path_texts(runs),
         *further_texts(runs),
         *lead_texts(runs),
+        *grid_texts(),
+        *slow_links_texts(),
         *document_b_texts(),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"

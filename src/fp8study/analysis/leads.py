@@ -19,7 +19,7 @@ from scipy import stats as distributions
 
 from fp8study.analysis.runs.frames import MIXED
 from fp8study.analysis.runs.naming import BF16_GATHERED, FAST_ACCUMULATION, FP8_HEAD
-from fp8study.analysis.runs.pairing import in_fp8, sessions_of, together
+from fp8study.analysis.runs.pairing import in_fp8, sessions_of, together, with_kept
 from fp8study.analysis.small_steps import puts_head_in_fp8
 from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
@@ -95,17 +95,22 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = lead_pairs(runs)
     if pairs.empty:
         return pd.DataFrame(columns=LEAD_COLUMNS)
-    names = [*SETTING, "precision", "arm", "fp8_part"]
+    pairs = with_kept(pairs)  # which arms are one, no study's names for them say
+    names = [*SETTING, "precision", "bare_arm", "fp8_part"]
     pairs["log"] = np.log(pairs["ratio"].astype(float))
     pairs["key"] = pairs.groupby(names, dropna=False, sort=False).ngroup()
     pairs["baseline"] = pairs.groupby(SETTING, dropna=False, sort=False).ngroup()
     by_session = pairs.groupby(["key", "session"])["log"].mean().dropna()
     rows = []
     for key, group in pairs.groupby("key", sort=False):
-        row = {name: group[name].iloc[0] for name in [*names, "fp8_all_gather"]}
+        row = {name: group[name].iloc[0] for name in [*names, "kept", "fp8_all_gather"]}
+        row["arm"] = min(group["arm"], key=len)
         row["tokens_per_gpu"] = math.prod(int(row[name]) for name in SETTING[4:7])
         rows.append(row | {"key": key} | _measured(group) | _lead(group, by_session))
     table = pd.DataFrame(rows)
+    alike = table.duplicated([*SETTING, "precision", "arm"], keep=False)
+    full = table["bare_arm"] + ", skips " + table["kept"]
+    table["arm"] = full.where(alike & table["kept"].ne(""), table["arm"])
     # What one GPU varies by says nothing of several, which also wait for each other.
     ends = intervals(pairs, by_session, "machine", "path", pairs["num_gpus"] > 1)
     table = table.join(ends, on="key")

@@ -34,7 +34,7 @@ from fp8study.analysis.laws.nearby import as_fp8, tensorwise
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
-from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.analysis.laws.speed_fit import is_fitted, link_gb_per_s, pairs_of
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.hardware import GPUS_PER_NODE, find_peak
@@ -59,6 +59,8 @@ _MEANS = ["step_error_pct", "bytes_error_pct", "exposed_measured_pct", "exposed_
           "scaling_error_points"]  # fmt: skip
 _COUNTED = {"step_error_pct": "num_cells", "bytes_error_pct": "num_profiled",
             "scaling_error_points": "num_doublings"}  # fmt: skip
+#: Columns of `links_table` that tell its rows apart.
+_SETTING = ("model", "num_gpus", "path", "micro_batch_size", "sequence_length", "precision")
 
 
 def run_at_scale(model: str, num_gpus: int, **values: Any) -> ResolvedConfig:
@@ -215,6 +217,38 @@ def _profiled(cell: Cell) -> dict[str, float]:
         "exposed_measured_pct": 100 * step["exposed_communication_ms"] / step["step_ms"],
         "exposed_law_pct": 100 * waits / law.total,
     }
+
+
+def links_table(cells: Iterable[Cell]) -> pd.DataFrame:
+    """The law beside runs whose GPUs exchanged through the host's memory, one row an FP8 cell.
+
+    The law was fitted to none of them and gets their link's rate, ``link_gb_per_s``, from their own
+    profiled steps. ``bf16_error_pct``, ``fp8_error_pct``: of a step, below zero where the law's is
+    shorter; ``measured_pct``, ``predicted_pct``: FP8's lead. Empty without such runs.
+    """
+    slow = [
+        dataclasses.replace(cell, config=dataclasses.replace(cell.config, gpu_links="as_found"))
+        for cell in cells
+        if cell.config.gpu_links == "unused" and cell.gpu == FITTED_GPU
+    ]  # but for the rate, the law's cells
+    rate = link_gb_per_s(slow)
+    if rate is None:
+        return pd.DataFrame()
+    law = dataclasses.replace(constants_of(SpeedConstants, "speed"), link_gb_per_s=rate)
+    rows = []
+    for pair in pairs_of(slow):
+        errors = {
+            f"{side}_error_pct": 100 * (step.total / (cell.step_ms or math.nan) - 1)
+            for side, cell in (("bf16", pair.bf16), ("fp8", pair.fp8))
+            for step in [speed.predicted_step(cell.config, cell.shape, find_peak(cell.gpu), law)]
+        }
+        config, ids = pair.fp8.config, [*pair.fp8.ids, *pair.bf16.ids]
+        rows.append(
+            {name: getattr(config, name) for name in _SETTING} | {"link_gb_per_s": rate} | errors
+            | {"measured_pct": pair.lead_pct, "predicted_pct": pair.predicted_pct(law)}
+            | {"run_ids": " ".join(ids)}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def published_table() -> pd.DataFrame:

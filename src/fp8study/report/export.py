@@ -67,6 +67,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "claims": lambda report: claims_table(judge(report)),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
     "at-scale-check": lambda report: scale.check_table(cells(report.stored)),
+    "slow-links": lambda report: scale.links_table(cells(report.stored)),
 }
 
 

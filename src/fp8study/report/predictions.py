@@ -54,6 +54,18 @@ MEMORY_GOALS = Layout(_GOALS | {
     "num_missed": (f"by more than {MEMORY_PCT:g} % (goal: none)", "d"),
     "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
 })  # fmt: skip
+#: The law over links that are slower than those it was fitted over.
+LINKS = Layout(
+    {
+        "model": ("model", ""),
+        "path": ("path", ""),
+        "micro_batch_size": ("batch", "d"),
+        "measured_pct": ("FP8's lead, measured, %", "+.1f"),
+        "predicted_pct": ("by the law", "+.1f"),
+        "bf16_error_pct": ("BF16's step, off by %", "+.1f"),
+        "fp8_error_pct": ("FP8's step, off by %", "+.1f"),
+    }
+)
 #: Sizes that nobody here has run.
 SCALE = Layout(
     {
@@ -173,6 +185,18 @@ def freeze_words(freezes: pd.DataFrame) -> str:
     return (
         f"The constants' set {used['freeze']} is in use{rule}. The form of the laws was chosen "
         "with the records of all sets at hand: only later runs test it."
+    )
+
+
+def links_words(table: pd.DataFrame) -> str:
+    """Say what `scale.links_table` is of."""
+    if table.empty:
+        return "No run here was over other links than the GPUs have."
+    rate = number(table["link_gb_per_s"].iloc[0], ".1f")
+    return (
+        "Two H200 that leave NVLink unused stand in for GPUs joined by PCIe: NCCL goes through the "
+        f"host's memory, at {rate} GB/s. The law was fitted to none of these runs and is given "
+        "that rate alone."
     )
 
 

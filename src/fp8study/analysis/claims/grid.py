@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Finding, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, ends, on_gpus, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, ends, on_gpus, out_of, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.analysis.runs.naming import PRECISION_LABELS, UNUSED_LINKS
 from fp8study.analysis.runs.pairing import pairs_of, together
@@ -87,9 +87,14 @@ def tokens_without_tflops(tables: Tables, claim: Claim) -> Finding:
 
 @judges("A07")
 def falls_with_gpus(tables: Tables, claim: Claim) -> Finding:
-    pairs = steps(along(_grid(tables.arms), "num_gpus"), RATE)
+    pairs = steps(along(_grid(tables.arms), "num_gpus"), RATE, "num_gpus")
     change = 100 * (pairs[RATE] / pairs[f"{RATE}_before"] - 1)
-    return by_rows(claim, pairs, change, change < 0)
+    before, after = (pairs[name].astype(int) for name in ("num_gpus_before", "num_gpus"))
+    each = ", ".join(
+        f"from {few} to {more} in {out_of(fall)}"
+        for (few, more), fall in (change < 0).groupby([before, after])
+    )
+    return by_rows(claim, pairs, change, change < 0, each=each)
 
 
 def _scaling(arms: pd.DataFrame, num_gpus: int = 4) -> tuple[pd.DataFrame, pd.Series]:

@@ -188,4 +188,5 @@ def steps(groups: Iterable[pd.DataFrame], *values: str) -> pd.DataFrame:
     columns = [*values, "run_ids"]
     found = [group.join(group[columns].shift().add_suffix("_before")).iloc[1:] for group in groups]
     both = [name for value in columns for name in (value, f"{value}_before")]
-    return pd.concat(found) if found else pd.DataFrame(columns=[*both, "precision", "num_gpus"])
+    known = dict.fromkeys([*both, "precision", "num_gpus"])
+    return pd.concat(found) if found else pd.DataFrame(columns=[*known])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -169,7 +169,16 @@ def _fit_after(found: dict[str, Any], names: Sequence[str], cells: Sequence[Cell
 
 def _read(cells: Sequence[Cell]) -> dict[str, float]:
     """Return what records say as it is: rates of the link and of a copy; empty without any."""
-    links, copies = [], []
+    copies = [record.instruments.get("ceilings", {}).get("copy_tb_per_s")
+              for cell in cells for _, record in cell.timed]  # fmt: skip
+    link, copies = link_gb_per_s(cells), [rate for rate in copies if rate]
+    found = {} if link is None else {"link_gb_per_s": link}
+    return found | ({"copy_tb_per_s": statistics.median(copies)} if copies else {})
+
+
+def link_gb_per_s(cells: Iterable[Cell]) -> float | None:
+    """Return what a GPU receives from others by the profiled steps, GB/s; None without any."""
+    links = []
     for cell in cells:
         away = 1 - 1 / cell.config.num_gpus
         for _, record in cell.timed:
@@ -178,10 +187,7 @@ def _read(cells: Sequence[Cell]) -> dict[str, float]:
             if took and away:
                 moved = sum(row["gib"] for row in step["communication"]) * 2**30
                 links.append(away * moved / took * 1e-6)
-            copies.append(record.instruments.get("ceilings", {}).get("copy_tb_per_s"))
-    copies = [rate for rate in copies if rate]
-    found = {"link_gb_per_s": float(np.quantile(links, _SLOWER))} if links else {}
-    return found | ({"copy_tb_per_s": statistics.median(copies)} if copies else {})
+    return float(np.quantile(links, _SLOWER)) if links else None
 
 
 def _misses(given: Mapping[str, float], values: Mapping[str, float], cell: Cell) -> list[float]:

@@ -48,6 +48,15 @@ def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(arm=arm.where(~shorten, short), kept_in_bf16=kept.where(shorten, None))
 
 
+def with_kept(runs: pd.DataFrame) -> pd.DataFrame:
+    """Split off what `shorten_arms` may have left out: columns ``bare_arm`` and ``kept``."""
+    kept = runs["arm"].str.extract(_SKIPS, expand=False)
+    if "kept_in_bf16" in runs:
+        kept = runs["kept_in_bf16"].where(kept.isna(), kept)
+    bare = runs["arm"].str.replace(_SKIPS, "", regex=True)
+    return runs.assign(bare_arm=bare, kept=kept.astype(object).where(kept.notna(), ""))
+
+
 def in_fp8(runs: pd.DataFrame) -> pd.Series:
     """Tell the runs, or arms, in FP8: FP16 is a baseline as BF16 is, and has no gap or lead here.
 

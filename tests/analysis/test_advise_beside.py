@@ -32,7 +32,7 @@ from tests.factories import make_record, store
 def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> None:
     settings = settled(load_report(ROOT / "results"))
     plain = settings[settings["is_plain"]].to_dict("records")
-    assert {"llama-3.2-3b", "qwen3-4b"} == {row["model"] for row in plain}
+    assert {"llama-3.2-3b", "qwen3-4b", "qwen3-14b"} == {row["model"] for row in plain}
     for row in plain:
         found = ask(row["model"], row["num_gpus"], "h200")
         assert found.verdict.lead_pct.kind != MEASURED

@@ -209,7 +209,7 @@ def test_cards_that_pcie_joins_are_not_told_the_speed_of_nvlink() -> None:
     pcie, nvlink = (advice("llama-3.1-8b", 8, batch=1, gpu=gpu) for gpu in ("h100-pcie", "h100"))
     waits = [found.step_parts_ms["bf16"]["communication"].value for found in (pcie, nvlink)]
     assert waits[0] > 4 * waits[1]
-    assert any("links between GPUs: 64 GB/s assumed" in line for line in pcie.beyond)
+    assert any("links between GPUs: 24 of PCIe's 64 GB/s assumed" in line for line in pcie.beyond)
 
 
 def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fp8study.analysis.laws import speed
-from fp8study.analysis.laws.nearby import as_fp8, as_reduced, changed
+from fp8study.analysis.laws.nearby import as_fp8, as_reduced, as_run_on, changed
 from fp8study.analysis.laws.room import fits
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import (
@@ -135,7 +135,7 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
     if config.step_launch == "by_kernel" or shape.asks_gpu or makes_masks:
         return False
     with suppress(UserError):
-        graph = changed(config.resolved(), AS_GRAPH)
+        graph = as_run_on(changed(config.resolved(), AS_GRAPH), gpu)
         with_nccl = config.num_gpus > 1 and graph.collectives != "copy_engines"
         if with_nccl and (config.num_gpus, config.num_nodes) != (4, 1):  # as four were timed
             return False
@@ -156,7 +156,8 @@ def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]
     open_ = {name: value for name, value in DEFAULTS.items() if name in free}
     shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
     for gathers in (True, False):
-        yield speed.predicted_step(as_fp8(alike, "fp8_tensorwise", gathers), shape, gpu)
+        way = as_run_on(as_fp8(alike, "fp8_tensorwise", gathers), gpu)
+        yield speed.predicted_step(way, shape, gpu)
 
 
 def form_of(setting: str) -> Form:

@@ -9,6 +9,8 @@ from fp8study.core.errors import NoFp8, UserError, nearest
 
 #: As in an HGX or DGX box.
 GPUS_PER_NODE = 8
+#: What 16 lanes of PCIe 5 bring one way, GB/s: links that bring more are NVLink.
+_PCIE = 64
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,9 @@ class GpuPeak:
     memory_gb: float | None
     """Size of its memory as sold; None: sold with several sizes."""
     link_gb_per_s: float
-    """What it receives from the others of its box at most: by NVLink, or by PCIe where that does
-    not join them all, since bridges join two or four and a ring is as fast as its slowest link."""
+    """What its datasheet lets it receive from the others of its box: by NVLink, or by PCIe where
+    that does not join them all, since bridges join two or four and a ring is as fast as its slowest
+    link."""
     source: str
     gpus_per_node: int = GPUS_PER_NODE
     """In one server, as most are sold."""
@@ -45,6 +48,11 @@ class GpuPeak:
     def memory_gib(self) -> float | None:
         """As its driver reports it, within a per cent; None: sold with several sizes."""
         return self.memory_gb and self.memory_gb * (1 - self.ecc_takes)
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether NVLink joins all GPUs of its box."""
+        return self.link_gb_per_s > _PCIE
 
     @property
     def architecture(self) -> str:
@@ -82,6 +90,7 @@ GPU_PEAKS = (
     GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, 64, "NVIDIA H100 PCIe datasheet, sparsity removed"),
     GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, 64, "NVIDIA H100 NVL datasheet, sparsity removed"),
     GpuPeak("H100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM datasheet, sparsity removed"),
+    GpuPeak("H800 PCIe", 756, 1513, 2.0, 80, 64, "as an H100 PCIe, of which bridges differ"),
     GpuPeak("H800", 989, 1979, 3.35, 80, 200, "an H100 SXM's, with NVLink of 400 GB/s both ways"),
     GpuPeak("H20", 148, 296, 4.0, 96, 450, "as sellers publish it, no sparsity"),
     GpuPeak("A100", 312, None, None, None, 300, "NVIDIA A100 datasheet"),

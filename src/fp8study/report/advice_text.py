@@ -176,13 +176,12 @@ def _interval(option: Option) -> list[str]:
     times = f", widened {option.times_wider:.2g} times" * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
     error = "the law was as far off" if known else "nine of ten predictions were closer"
-    up, down = lead.high - lead.value, lead.value - (lead.low or 0.0)
-    is_ranging = abs(up - down) > 0.05 and (lead.low or 0.0) > -100
+    about = f", about its leads with {option.ranges}" if option.ranges else ""
+    is_capped = lead.value + option.error_points - lead.high > 0.05
+    capped = "; no more than if FP8 halved all GEMMs and communication" * is_capped
     return [
-        f"  interval of {option.label}: ±{min(up, down):.1f} points; {error} "
-        f"{option.interval_from}{times}"
-        + ", about its leads with the network as it is assumed and half of that"
-        * is_ranging
+        f"  interval of {option.label}: ±{option.error_points:.1f} points; {error} "
+        f"{option.interval_from}{times}{about}{capped}"
     ]
 
 

@@ -22,6 +22,8 @@ from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
 from fp8study.core.words import rate
 from fp8study.report.words import amount, count, interval, machine_name, number
 
+#: Of a step, what communication must take to be told.
+_EXCHANGES_PCT = 25
 #: What an FP8 was timed without → what the path gives it now, where the laws know of it.
 _SINCE = {
     COMPILED_SWIGLU: "SwiGLU's kernels", ONE_LAYOUT: "FP8 in both layouts, and what came since",
@@ -47,15 +49,34 @@ def answer_lines(advice: Advice) -> list[str]:
         ]  # fmt: skip
     also = [f"  another machine: {verdict_text(other)}" for other in advice.elsewhere]
     near = [f"  nearest measurement, {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
-    option = advice.chosen
+    option, over = advice.chosen, "; over NVLink" * bool(advice.without_nvlink)
     beside = _beside(option.label, option.beside)
     return [
         said, *_no_interval(advice), *_unchecked(advice), *_kept_from(advice),
         *_instead(advice), *_own_memory(advice),
         *_loss(advice, advice.verdict), *_going_on(advice),
         *_clipped(advice), *also, *near, *_today(advice), *beside, *_larger(advice),
-        *[f"  {advice.other_trainers}"] * bool(advice.other_trainers),
+        *_slow_links(advice),
+        *[f"  {advice.other_trainers}{over}"] * bool(advice.other_trainers),
     ]  # fmt: skip
+
+
+def _slow_links(advice: Advice) -> list[str]:
+    """Say what GPUs lose by exchanging, and what was measured without NVLink."""
+    share, alone, said = advice.communication_pct, advice.alone, []
+    if alone and alone.tokens_per_second_per_gpu:
+        n, both = advice.config["num_gpus"], (advice.options[0], advice.chosen)
+        one = (alone.then.value, alone.tokens_per_second_per_gpu.value)
+        all_of_them = [n * option.tokens_per_second_per_gpu.value for option in both]
+        few, many = (f"{r[0]:,.0f} tokens/s in BF16 and {r[1]:,.0f} in FP8"
+                     for r in (one, all_of_them))  # fmt: skip
+        said.append(f"  one GPU alone makes {few}; these {n} together {many}")
+    if share >= _EXCHANGES_PCT:
+        said.append(
+            f"  communication takes {share:.0f} % of a step in BF16, by the law; a larger batch "
+            "hides more of it"
+        )
+    return [*said, *[f"  {advice.without_nvlink}"] * bool(advice.without_nvlink)]
 
 
 def _no_interval(advice: Advice) -> list[str]:

@@ -39,7 +39,7 @@ from fp8study.analysis.advice.figures import (
     of_row,
 )
 from fp8study.analysis.advice.loss_evidence import formats_uncovered, from_weights, nearest_losses
-from fp8study.analysis.advice.other_trainers import other_trainers
+from fp8study.analysis.advice.other_trainers import other_trainers, over_slow_links
 from fp8study.analysis.advice.otherwise import Otherwise
 from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws import account, memory, speed
@@ -60,11 +60,14 @@ from fp8study.analysis.laws.room import largest_batch_of, with_batch
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted, pairs_of
+from fp8study.analysis.scale import links_table
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
 _TOKENS_PER_WEIGHT = 20
+#: How much slower and faster PCIe may be than it is taken to be: two sockets, or a switch.
+_LINKS = (0.5, 2.0)
 
 
 class Advisor:
@@ -91,6 +94,7 @@ class Advisor:
             of_fitted: account.nine_of_ten(tested, of_fitted) for of_fitted in (True, False)
         }
         self.law_errors = account.law_errors(tested, account.memory_table(cells))
+        self.slow_links = links_table(cells)
 
     def name_of(self, gpu: GpuPeak) -> str:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
@@ -186,6 +190,11 @@ class Advisor:
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
+            communication_pct=100 * by_law.law(config).communication / by_law.law(config).device,
+            alone=otherwise.alone(),
+            without_nvlink="" if gpu.has_nvlink or config.num_gpus == 1 else over_slow_links(
+                self.slow_links
+            ),
             other_trainers=other_trainers(
                 self.peers, shape, config.num_gpus, config.tokens_per_step // config.num_gpus
             ),
@@ -208,15 +217,19 @@ class Advisor:
         unknown = "" if errors.is_known else "too few predictions were tested"
         if not measured and gpu.architecture not in self.architectures:
             unknown = f"no {gpu.architecture} GPU is in the records"
-        halved = {}
+        halved, links = {}, []
         if network.is_assumed and network.num_parts(asked.config) > 1:
             rate = network.gbit_per_s / 2
             halved = {rate: law_of(shape, gpu, measured, network.at(rate))}
+        knows_link = bool(measured and measured.get("link_gb_per_s"))
+        if asked.config.num_gpus > 1 and not gpu.has_nvlink and not knows_link:
+            links = [law_of(shape, gpu, measured, network, times) for times in _LINKS]
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
-            timed=self.timed, network=network,
+            timed=self.timed, network=network, knows_link=knows_link,
         )  # fmt: skip
-        return ByLaw(law_of(shape, gpu, measured, network), halved, errors, beyond_in, unknown)
+        law = law_of(shape, gpu, measured, network)
+        return ByLaw(law, halved, links, errors, beyond_in, unknown)
 
     def _check_of_loss(self, case: Case, fp8: ResolvedConfig) -> LossCheck | None:
         """Return the check of the loss, where that is what the verdict asks for and it has room."""
@@ -247,7 +260,7 @@ class Advisor:
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law.figure(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
-            rate, lead, basis = by_law.rate_and_lead(config, way, base, beside)
+            rate, lead, basis, error = by_law.rate_and_lead(config, way, base, beside)
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             pairs = None
             if row is not None:
@@ -263,7 +276,7 @@ class Advisor:
             limit = by_law.law(way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
-                by_law.wider(way), is_apart, pairs,
+                error, by_law.wider(way), by_law.ranges, is_apart, pairs,
             )  # fmt: skip
 
         def is_of_use(way: ResolvedConfig) -> bool:

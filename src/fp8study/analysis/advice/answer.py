@@ -33,8 +33,12 @@ class Option:
     """What was measured next to a predicted lead."""
     interval_from: str = ""
     """Where the law was as far off as a predicted lead's interval has it, or why it has none."""
+    error_points: float = 0.0
+    """How far off it is taken to be, points."""
     times_wider: float = 1.0
     """By how much that is beyond what was measured, as `account.wider`."""
+    ranges: str = ""
+    """Over what else its interval ranges."""
     is_apart: bool = False
     """Whether its lead is over BF16 runs that are not of its session."""
     pairs_pct: tuple[float, float] | None = None
@@ -146,6 +150,13 @@ class Advice:
     """How far the laws were off, as frozen, in the tests that speak of this kind of GPU."""
     left_out: tuple[str, ...]
     """What the laws leave out."""
+    communication_pct: float
+    """Of a BF16 step, waiting for communication and what that slows down, by the law."""
+    alone: Change | None
+    """What one GPU makes in BF16 and in FP8, tokens/s, where several without NVLink make much less
+    each."""
+    without_nvlink: str
+    """FP8's leads on two GPUs that left NVLink unused, where those asked about have none."""
     other_trainers: str
     """What FP8 gave them, of a model about as large; empty where none was timed."""
     loss_evidence: tuple[str, ...]

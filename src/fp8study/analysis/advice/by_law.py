@@ -21,6 +21,8 @@ class ByLaw:
     law: Law
     halved: Mapping[float, Law]
     """What it would be with slower networks, by their Gbit/s, which intervals include."""
+    links: Sequence[Law]
+    """The same with slower and faster links in a box."""
     errors: account.NineOfTen
     """Those of this GPU."""
     beyond: Callable[[ResolvedConfig], list[str]]
@@ -31,6 +33,13 @@ class ByLaw:
     def wider(self, way: ResolvedConfig) -> float:
         """Return how much wider than usual an interval is."""
         return account.wider(len(self.beyond(way)))
+
+    @property
+    def ranges(self) -> str:
+        """Return over what intervals range, beside how far the law may be off."""
+        network = "the network as it is assumed and half of that" * bool(self.halved)
+        links = "links as they are assumed, half and twice as fast" * bool(self.links)
+        return " and ".join(filter(None, [network, links]))
 
     def figure(self, way: ResolvedConfig, value: float) -> Quantity:
         """Return a figure of a run without an interval."""
@@ -48,12 +57,13 @@ class ByLaw:
 
     def rate_and_lead(
         self, bf16: ResolvedConfig, way: ResolvedConfig, base: float | None, beside: Beside | None
-    ) -> tuple[Quantity, Quantity | None, str]:
+    ) -> tuple[Quantity, Quantity | None, str, float]:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
 
-        With `Option.interval_from`. `beside`: how far the law is off next to this.
+        With `Option.interval_from` and `error_points`. `beside`: how far the law is off next to
+        this.
         """
-        laws = (self.law, *self.halved.values())
+        laws = (self.law, *self.halved.values(), *self.links)
         steps = [law(way) for law in laws]
         busy = busy_pct(way, steps[0])
         lead_error, step_error = self.errors.at(busy)
@@ -84,7 +94,7 @@ class ByLaw:
             lead = replace(lead, low=max(-100.0, low), high=min(most, high))
             low, high = min(rates) * (1 - error), max(rates) * (1 + error)
             rate = replace(rate, low=max(0.0, low), high=high)
-        return rate, lead if way.is_fp8 else None, basis if way.is_fp8 else ""
+        return rate, *((lead, basis, lead_error) if way.is_fp8 else (None, "", 0.0))
 
 
 def most_pct(bf16: speed.StepParts, fp8: speed.StepParts) -> float:

@@ -33,6 +33,8 @@ _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
     **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
 }  # fmt: skip
+#: Of one GPU's tokens/s, what each of several keeps where nothing is to be said.
+_KEPT = 0.7
 
 
 class Otherwise:
@@ -67,6 +69,21 @@ class Otherwise:
             self.config, self.shape, self.capacity, asked.keeps_step, asked.network.gpus_per_node
         )
         return tuple(map(self._remedy, found))
+
+    def alone(self) -> Change | None:
+        """Tell what one GPU makes, where several without NVLink make much less each."""
+        config, asked = self.config, self.case.asked
+        if config.num_gpus == 1 or config.num_nodes > 1 or asked.gpu.has_nvlink:
+            return None
+        with suppress(UserError):  # refused on one
+            way = self._anew(changed(config, {"num_gpus": 1, "strategy": "none"}))
+            if fits(way, self.shape, self.capacity):
+                found = self.ask(way)
+                if self.case.rates[0] < _KEPT * found.rates[0]:
+                    bf16, fp8 = (each.tokens_per_second_per_gpu
+                                 for each in (found.options[0], found.chosen))  # fmt: skip
+                    return Change("--num-gpus 1", bf16, tokens_per_second_per_gpu=fp8)
+        return None
 
     def larger(self) -> Change | None:
         """Tell by how much FP8 is faster at a batch for which BF16 alone has no room, if it is."""

@@ -10,8 +10,9 @@ import pandas as pd
 from fp8study.analysis.laws.account import is_seen, label_of, lead_table, nine_of_ten, wider
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import NETWORK, Network
+from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.shape import ModelShape
-from fp8study.analysis.laws.speed_constants import FITTED_GPU
+from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants, on_gpu
 from fp8study.analysis.laws.speed_fit import is_fitted, knows_gpu, pairs_of
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig
@@ -20,13 +21,13 @@ from fp8study.core.hardware import GpuPeak, find_peak
 
 def beyond(
     config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, gpu_name: str, is_measured: bool,
-    timed: Sequence[Cell], network: Network = NETWORK,
+    timed: Sequence[Cell], network: Network = NETWORK, knows_link: bool = False,
 ) -> list[str]:  # fmt: skip
     """Say in what a configuration is beyond the cells of its GPU, or if unknown of `FITTED_GPU`.
 
     What a known GPU was not timed at, but `FITTED_GPU` was, is one thing, however much it is.
-    `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of;
-    `network`: what joins nodes.
+    `is_measured`: whether its layers were, here, and `knows_link` its links; `timed`: every cell
+    that the law speaks of; `network`: what joins nodes.
     """
     is_known = knows_gpu(gpu_name, timed)
     of_fitted = [cell for cell in timed if cell.gpu == FITTED_GPU]
@@ -49,11 +50,8 @@ def beyond(
             f"{network.hop_us:g} µs a hop: {'assumed' if network.is_assumed else 'never timed'}"
         )
     other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
-    if config.num_gpus > 1 and other_link and not is_measured:
-        found.append(
-            f"links between GPUs: {gpu.link_gb_per_s:g} GB/s assumed, the datasheet's "
-            f"without bridges; only an {FITTED_GPU}'s were measured"
-        )
+    if config.num_gpus > 1 and other_link and not knows_link:
+        found.append(f"links between GPUs: {_of_links(gpu)}")
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")
     if shape.num_experts > 1:
@@ -61,6 +59,18 @@ def beyond(
     elif shape.left_out:
         found.append("a model with what is left out below: none was measured")
     return found
+
+
+def _of_links(gpu: GpuPeak) -> str:
+    """Say how fast links are taken to be, and by what."""
+    rate = on_gpu(constants_of(SpeedConstants, "speed"), gpu).link_gb_per_s
+    of = f"{rate:.0f} of {{}}'s {gpu.link_gb_per_s:g} GB/s assumed, the share that an {FITTED_GPU}"
+    if gpu.has_nvlink:
+        return f"{of.format('NVLink')} has"
+    return (
+        f"{of.format('PCIe')} without NVLink has: through the host's memory "
+        "(docs/results.md, 'And without NVLink?')"
+    )
 
 
 def _outside(config: ResolvedConfig, shape: ModelShape, known: Sequence[Cell]) -> dict[str, str]:

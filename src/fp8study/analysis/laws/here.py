@@ -14,11 +14,12 @@ from typing import Any
 
 from fp8study.analysis.laws.communication import NETWORK, Network
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import Law, changed
+from fp8study.analysis.laws.nearby import Law, as_run_on, changed
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed import (
     CAST_KERNELS,
     OTHER_KERNELS,
+    StepParts,
     num_kernels,
     predicted_step,
 )
@@ -83,12 +84,21 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def law_of(
-    shape: ModelShape, gpu: GpuPeak, measured: Measured | None, network: Network = NETWORK
-) -> Law:
-    """Return the speed law of a model on a GPU, with what was measured there, if anything."""
-    return lambda way: predicted_step(
-        way, shape, None, constants_for(way, shape, gpu, measured), network
-    )
+    shape: ModelShape, gpu: GpuPeak, measured: Measured | None, network: Network = NETWORK,
+    link_times: float = 1.0,
+) -> Law:  # fmt: skip
+    """Return the speed law of a model on a GPU, with what was measured there, if anything.
+
+    `link_times`: how much faster the links of a box are than they are taken to be.
+    """
+
+    def law(way: ResolvedConfig) -> StepParts:
+        way = as_run_on(way, gpu)
+        c = constants_for(way, shape, gpu, measured)
+        c = dataclasses.replace(c, link_gb_per_s=link_times * c.link_gb_per_s)
+        return predicted_step(way, shape, None, c, network)
+
+    return law
 
 
 def constants_for(

@@ -18,7 +18,7 @@ from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
-from fp8study.core.hardware import GPUS_PER_NODE
+from fp8study.core.hardware import GPUS_PER_NODE, GpuPeak
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD, is_sharded
 from fp8study.core.recipes import RECIPES
 
@@ -126,6 +126,12 @@ def changed(
         fields["num_nodes"] = num_nodes_for(changes["num_gpus"], gpus_per_node)
         fields["strategy"] = "fsdp2"
     return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()
+
+
+def as_run_on(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
+    """Return what a run is taken to be on a GPU: NCCL's, where no NVLink joins GPUs of its box."""
+    copies = gpu and not gpu.has_nvlink and config.collectives == "copy_engines"
+    return changed(config, {"collectives": "nccl"}) if copies else config
 
 
 def as_reduced(config: ResolvedConfig, changes: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from fp8study.analysis.laws.communication import THROUGH_HOST
 from fp8study.core.hardware import GpuPeak, find_peak
 
 #: The GPU that the constants are of.
@@ -92,8 +93,9 @@ class SpeedConstants:
 def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
     """Scale an H200's constants to another GPU, by both datasheets.
 
-    Within an architecture, of which GPUs were measured, by powers of their ratio; but casts by no
-    less than the matrix units, on whose multiprocessors they run: no record tests that.
+    Links are NVLink, of which each brings an H200's share, or PCIe, through the host's memory, as
+    two H200 did. Within an architecture, of which GPUs were measured, by powers of their ratio; but
+    casts by no less than the matrix units, on whose multiprocessors they run: no record tests that.
     """
     own = find_peak(FITTED_GPU)
     assert own is not None and own.fp8_tflops and own.memory_tb_per_s
@@ -102,6 +104,9 @@ def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
     is_kin = gpu.architecture == own.architecture
     powers = (c.memory_power, c.cast_power) if is_kin else (1.0, 1.0)
     by_memory, by_cast = (memory**power for power in powers)
+    link = THROUGH_HOST * gpu.link_gb_per_s
+    if gpu.has_nvlink:
+        link = c.link_gb_per_s * gpu.link_gb_per_s / own.link_gb_per_s
     slower = {**dict.fromkeys(BY_MATRIX_UNITS, units), **dict.fromkeys(BY_MEMORY, by_memory),
               **dict.fromkeys(CASTS, max(by_cast, units) if is_kin else by_cast)}  # fmt: skip
     return dataclasses.replace(
@@ -110,6 +115,6 @@ def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
         attention_tflops=c.attention_tflops * gpu.bf16_tflops / own.bf16_tflops,
         fp8_tflops=c.fp8_tflops * (gpu.fp8_tflops or 0.0) / own.fp8_tflops,
         copy_tb_per_s=c.copy_tb_per_s * known / own.memory_tb_per_s,
-        link_gb_per_s=c.link_gb_per_s * gpu.link_gb_per_s / own.link_gb_per_s,
+        link_gb_per_s=link,
         **{name: factor * getattr(c, name) for name, factor in slower.items()},
     )

@@ -317,7 +317,6 @@ def claims(
 
 @app.command()
 def report(
-    force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
     tables: TablesDir = None,
     machine: OfMachine = None,
     benchmarks: Benchmarks = False,
@@ -337,7 +336,7 @@ def report(
         with warnings_in_a_line():
             print(f"benchmarks: {write_benchmarks(results_dir())}")
     if tables is None and not benchmarks:
-        _render(only_if_changed=not force)
+        _render(only_if_changed=False)
 
 
 def _render(only_if_changed: bool) -> None:

@@ -129,7 +129,6 @@ def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
     sessions = account.session_table(cells_of(read_runs(ROOT / "results")))
     busy = sessions["host_pct"] > speed.HOST_PCT
     assert sessions["spread_points"][busy].mean() > 2 * sessions["spread_points"][~busy].mean()
-    assert (sessions["num_sessions"] > 1).all()
     elsewhere = sessions["spread_points"][~busy]
     said = f", {elsewhere.mean():.1f} elsewhere (up to {elsewhere.max():.1f}; "
     assert said in words.session_words(sessions)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.attribution import WHOLE_GAP
+from fp8study.analysis.speed import document_a_table
 from fp8study.report import cause_sentences
 from fp8study.report import page as pages
 from tests.factories import make_record, store
@@ -32,7 +33,8 @@ def test_document_a_sentence_follows_the_losses(
     )
     stale.model["parameters_outside_optimizer_pct"] = 78.4
     store(tmp_path, "local", stale)
-    text = cause_sentences.document_a(pages.load_report(tmp_path))
+    arms = document_a_table(pages.load_report(tmp_path).document_a)
+    text = cause_sentences.document_a(arms)
     assert words in text
     assert "78.4 %" in text
 

@@ -28,8 +28,8 @@ def test_runs_that_warn_are_counted_where_their_numbers_are_judged(tmp_path: Pat
 
 def test_what_rows_share_is_their_header(tmp_path: Path) -> None:
     make_quick(tmp_path)
-    table = pages.load_report(tmp_path).throughput
-    shown = show(table, layouts.STARTUP, "").data
+    report = pages.load_report(tmp_path)
+    shown = show(report.with_warnings(report.throughput), layouts.THROUGHPUT, "").data
     groups = re.findall(r'<th scope="rowgroup" colspan="\d+"', shown)
     assert len(groups) == shown.count("<tbody>") > 1
     assert "master weights" in shown and "masters" not in shown
@@ -50,7 +50,8 @@ def test_numbers_are_written_one_way(value: float, spec: str, text: str) -> None
 
 def test_every_cell_says_its_heading_where_tables_are_cards(tmp_path: Path) -> None:
     make_quick(tmp_path)
-    shown = show(pages.load_report(tmp_path).throughput, layouts.STARTUP, "").data
+    report = pages.load_report(tmp_path)
+    shown = show(report.with_warnings(report.throughput), layouts.THROUGHPUT, "").data
     assert '<table class="dataframe cards">' in shown or "searchable cards" in shown
     assert shown.count("<td") == shown.count("<td data-label=") > 1
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.leads import LEAD_COLUMNS, USUAL_LENGTH, to_decide
-from fp8study.analysis.losses import comparisons
+from fp8study.analysis.losses import comparisons, with_pairs
 from fp8study.analysis.runs.naming import (
     FROM_WEIGHTS,
     IN_ONE_PASS,
@@ -21,7 +21,6 @@ from fp8study.analysis.runs.naming import (
 )
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, goes_on, healthy
 from fp8study.analysis.small_steps import form_of, is_by_kernel_no_more, todays_form
-from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 
 #: A lead that is surely above this pays for the work of checking the loss; in %.
 WORTH_PCT = 3.0
@@ -175,9 +174,8 @@ def loss_of(loss: Mapping[Any, Any], learning_rate: float | None = None) -> str 
 
 def judged_losses(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the arms on GPUs whose loss got a verdict, with what their settings are."""
-    gaps = comparisons(gaps)
-    tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
-    found = healthy(gaps[tested & (gaps["device"] == "cuda")])
+    found = with_pairs(comparisons(gaps))
+    found = healthy(found[found["device"] == "cuda"])
     of_runs = (*_FIELDS, "learning_rate", "steps_completed", "num_tokens_seen")
     other = [name for name in of_runs if name not in found]
     facts = runs.drop_duplicates("arm_key").set_index("arm_key")[other]

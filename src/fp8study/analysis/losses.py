@@ -54,7 +54,7 @@ FORMAT_COLUMNS = [
     "num_diverged", "gap_pct", *_JUDGED, "memory_change_pct",
 ]  # fmt: skip
 #: Their product is the effective batch.
-_COUNTS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
+COUNTS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
 WAYS_COLUMNS = [
     "machine", "study", "model", "precision", "effective_batch", "way", "other_way", "num_pairs",
     "difference_pct", *_JUDGED,
@@ -112,6 +112,11 @@ def says_nothing(gaps: pd.DataFrame) -> pd.Series:
     """Whether BF16 itself learnt less than the least, and FP8 still ended no worse."""
     worse = gaps["verdict"].isin([DIVERGED, "different"]) & ~gaps["gap_pct"].lt(0)
     return gaps["learnt_pct"].lt(LEAST_LEARNT_PCT) & ~worse
+
+
+def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Keep the arms that an interval can be given of, or that diverged."""
+    return gaps[(gaps["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL) | (gaps["verdict"] == DIVERGED)]
 
 
 def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -242,7 +247,7 @@ def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _with_ways(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Add the effective batch and the way to it, from rows of runs in the same order."""
-    counts = runs[_COUNTS].astype(float).to_numpy()
+    counts = runs[COUNTS].astype(float).to_numpy()
     names = ("GPUs", "micro-batch", "accumulation")
     ways = [
         " and ".join(name for name, n in zip(names, row, strict=True) if n > 1) or "one sequence"
@@ -326,7 +331,7 @@ def passes_by(run: pd.Series, num_steps: int) -> float:
     """Return how often a run had seen its corpus's blocks by a step; NaN if it is not known."""
     blocks = run["num_train_tokens"] // run["sequence_length"]
     blocks -= 0 if pd.isna(run["validation_sequences"]) else run["validation_sequences"]
-    per_step = math.prod(run[name] for name in _COUNTS)
+    per_step = math.prod(run[name] for name in COUNTS)
     known = not pd.isna(blocks) and not pd.isna(per_step) and blocks > 0
     return float(num_steps * per_step / blocks) if known else math.nan
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.floors import scored_points
-from fp8study.analysis.losses import asked_on_gpus, gap_curves
+from fp8study.analysis.losses import COUNTS, asked_on_gpus, gap_curves
 from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.pairing import healthy, paired_losses, together
 from fp8study.core.records import StoredRun
@@ -103,8 +103,7 @@ def matched_loss_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFram
     """
     asked = runs[runs["study"].str.startswith(BATCH_GROWTH)]
     curves = gap_curves(metrics, asked)
-    counts = curves[["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]].astype(float)
-    curves = curves.assign(effective_batch=counts.prod(axis=1))
+    curves = curves.assign(effective_batch=curves[COUNTS].astype(float).prod(axis=1))
     rows = []
     for key, arm in curves.groupby([*_PLACE, "arm", "precision"], sort=False):
         last = arm.sort_values("step").groupby("run_id")["smooth_bf16"].last()

@@ -79,20 +79,16 @@ def run_at_scale(model: str, num_gpus: int, **values: Any) -> ResolvedConfig:
 def facts_of(config: ResolvedConfig, shape: ModelShape) -> dict[str, Any]:
     """Return what the speed law says of one run on H200s.
 
-    ``received_gib`` is what a GPU receives in a step, and ``between_gib`` what its own link to the
-    network brings of it; ``exposed_pct``: of the step, waiting for communication;
+    ``exposed_pct``: of the step, waiting for communication;
     ``efficiency_pct``: tokens per second and GPU over those within one node of eight.
     """
     law = speed.predicted_step(config, shape)
     of_one = dataclasses.replace(config, num_gpus=GPUS_PER_NODE, num_nodes=1, sharding="full")
-    moved, between = received(config, shape)
     waits = exposed_ms(config, shape, _busy_ms(law, config), _link())
     return {
         "tokens_per_second_per_gpu": 1000 * config.tokens_per_step / config.num_gpus / law.total,
         "step_ms": law.total,
         "exposed_pct": 100 * waits / law.total,
-        "received_gib": moved / memory.GIB,
-        "between_gib": between / memory.GIB,
         "efficiency_pct": 100 * speed.predicted_step(of_one, shape).total / law.total,
     }
 

@@ -42,7 +42,6 @@ from fp8study.analysis.runs.pairing import (
 )
 from fp8study.core.config import make_config
 from fp8study.core.recipes import SIXTEEN_BIT
-from fp8study.core.record_shape import PARTS
 from fp8study.core.records import RESULTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
@@ -51,8 +50,7 @@ MEMORY_FULL = "memory nearly full"
 _RATE, _MEMORY, _LOSS = "tokens_per_second_per_gpu", "memory_peak_gib", "loss_last20_mean"
 _MEASURED = [
     _RATE, "tflops_per_gpu", "mfu_bf16_peak_pct", "bf16_peak_tflops", "step_time_ms_median",
-    _MEMORY, "startup_seconds", *(f"startup_{part}_seconds" for part in PARTS),
-    "first_step_seconds", "compile_seconds",
+    _MEMORY,
 ]  # fmt: skip
 THROUGHPUT_COLUMNS = [*ARM, "num_runs", *_MEASURED, "speedup_pct", "memory_change_pct", "note",
                       "run_ids"]  # fmt: skip

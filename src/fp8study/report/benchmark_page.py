@@ -36,8 +36,6 @@ SPEED = "Throughput and peak memory"
 #: Title → the exported table that it shows, and how.
 _SECTIONS: dict[str, tuple[str, Layout]] = {
     SPEED: ("throughput", layouts.THROUGHPUT),
-    "Start-up": ("throughput", layouts.STARTUP),
-    "Energy": ("energy", layouts.ENERGY),
     "Beside other trainers in the same session": ("peers", layouts.PEERS),
 }
 

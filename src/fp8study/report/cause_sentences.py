@@ -7,9 +7,7 @@ import pandas as pd
 from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.analysis.runs.pairing import DIVERGED, in_fp8
-from fp8study.analysis.speed import document_a_table
 from fp8study.report.loss_sentences import diverged
-from fp8study.report.page import Report
 from fp8study.report.words import (
     count,
     escape,
@@ -28,9 +26,8 @@ NEARLY_ALL_PCT = 90
 FAILED_PCT = 10
 
 
-def document_a(report: Report) -> str:
-    """Say what became of document A's single-GPU failure."""
-    table = document_a_table(report.document_a)
+def document_a(table: pd.DataFrame) -> str:
+    """Say what became of document A's single-GPU failure, from `speed.document_a_table`."""
     if table.empty:
         return missing("Document A's failure", "document-a")
     on_cpu = (table["device"] == "cpu").all()

@@ -18,22 +18,13 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "num_runs": ("runs", "d"),
     "num_pairs": ("pairs", "d"),
     "num_warned": ("runs with a warning", IF_ANY),
-    # Speed, memory, start-up.
+    # Speed and memory.
     "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
     "speedup_pct": ("v BF16, %", "+.1f"),
     "tflops_per_gpu": ("TFLOP/s per GPU", ".0f"),
     "mfu_bf16_peak_pct": ("MFU (BF16 peak), %", ".1f"),
     "memory_peak_gib": ("peak memory, GiB", ".1f"),
     "memory_change_pct": ("v BF16, %", "+.1f"),
-    "startup_launch_seconds": ("process, s", ".1f"),
-    "startup_imports_seconds": ("imports, s", ".1f"),
-    "startup_device_seconds": ("device, s", ".1f"),
-    "startup_model_seconds": ("model, s", ".1f"),
-    "startup_sharding_seconds": ("sharding, s", ".1f"),
-    "startup_rest_seconds": ("rest, s", ".1f"),
-    "startup_seconds": ("start-up in all, s", ".1f"),
-    "first_step_seconds": ("first step, s", ".1f"),
-    "compile_seconds": ("compilation, s", ".1f"),
     "peer_tokens_per_second_per_gpu": ("peer", ",.0f"),
     "peer_range": ("range", ""),
     "ratio": ("ours ÷ peer", ".3f"),
@@ -51,7 +42,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "recipe": ("precision", ""),
     "by_session": ("lead by session, %", ""),
     "action": ("what to do", ""),
-    "energy_change_pct": ("v BF16, %", "+.1f"),
+    "energy_change_pct": ("energy, %", "+.1f"),
     "loss": ("FP8's loss", ""),
     "form": ("path", ""),
     "lead_pct_other": ("there, %", "+.1f"),
@@ -93,14 +84,14 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     # Noise and precision.
     "what": ("comparison", ""),
     "ratio_pct": ("of sampling error, %", ".1f"),
-    "ratio_range": ("95 % CI", ""),
+    "ratio_range": ("95 % CIs, %", ""),
     "systematic_pct": ("systematic, %", ".0f"),
     "error_pct_output": ("output, %", ".2f"),
     "error_pct_grad_input": ("gradient of the input, %", ".2f"),
     "error_pct_grad_weight": ("gradient of the weight, %", ".2f"),
     "to_zero_pct": ("cast to zero, at most, %", ".2f"),
     "crossing_batch": ("equal at batch", ",.0f"),
-    "crossing_range": ("95 % CI", ""),
+    "crossing_range": ("95 % CIs", ""),
     # Instruments.
     "mfu_mixed_peak_pct": ("% of mixed peak", ".1f"),
     "mfu_achievable_pct": ("% of GEMM peak", ".1f"),
@@ -134,15 +125,12 @@ def _layout(columns: str, group: str = "", **headings: str) -> Layout:
 
 _GROUP = "{model}, {study} on {machine}: {setting}"
 _MARGIN = "; margin ±{margin_pct} %"
-_POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
-_CIS = {"ratio_range": "95 % CIs, %", "crossing_range": "95 % CIs"}
 
 DECISIONS = _layout(
     "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
     "{model} on {machine}",
     lead_pct="lead, %",
     memory_change_pct="memory, %",
-    energy_change_pct="energy, %",
 )
 BESIDE = _layout(
     "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",
@@ -161,12 +149,6 @@ SWITCHES = _layout(
 THROUGHPUT = _layout(
     "num_gpus arm num_runs tokens_per_second_per_gpu speedup_pct tflops_per_gpu mfu_bf16_peak_pct "
     "memory_peak_gib memory_change_pct note num_warned",
-    _GROUP,
-)
-STARTUP = _layout(
-    "num_gpus arm num_runs startup_launch_seconds startup_imports_seconds startup_device_seconds "
-    "startup_model_seconds startup_sharding_seconds startup_rest_seconds startup_seconds "
-    "first_step_seconds compile_seconds",
     _GROUP,
 )
 PEERS = _layout(
@@ -222,8 +204,7 @@ EFFECTS = _layout(
 )
 CROSSING = _layout(
     "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range",
-    _POINT,
-    **_CIS,
+    "after {step} steps: {model} on {machine}, n = {num_seeds}",
 )
 GEMMS = _layout(
     "what error_pct_output error_pct_grad_input error_pct_grad_weight to_zero_pct",

@@ -13,7 +13,7 @@ from scipy.stats import quantile_test
 
 from fp8study.analysis import instruments, stats
 from fp8study.analysis.floors import AGAIN, KERNELS, RANDOM
-from fp8study.analysis.losses import comparisons
+from fp8study.analysis.losses import comparisons, with_pairs
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import DIVERGED, goes_on, healthy, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
@@ -99,7 +99,7 @@ def overhead(frame: pd.DataFrame) -> pd.DataFrame:
             rows.append({
                 "machine": machine, "gpu_name": gpu, "num_pairs": len(pairs),
                 "interval": interval(ends.low, ends.high, "+.2f"),
-                "median_pct": statistics.median(pairs), "high_pct": ends.high,
+                "median_pct": statistics.median(pairs),
             })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -239,11 +239,9 @@ def losses_of(gaps: pd.DataFrame, unseen: pd.DataFrame) -> pd.DataFrame:
     From the tables of loss gaps of both: the columns of `with_labels`, ``unseen_gap_pct`` and
     ``unseen_judged``, and as ``interval`` the 90 % one, which decides the verdict.
     """
-    gaps = comparisons(gaps)
-    known = gaps["gap_pct_low_95"].notna() | gaps["verdict"].eq(DIVERGED)
     beside = {name: f"unseen_{name}" for name in ("gap_pct", "judged")}
     kept_out = unseen.set_index("arm_key")[[*beside]].rename(columns=beside)
-    table = with_labels(healthy(gaps[known]).join(kept_out, on="arm_key"))
+    table = with_labels(healthy(with_pairs(comparisons(gaps))).join(kept_out, on="arm_key"))
     ends = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float)
     return table.assign(
         interval=[interval(low, high, "+.2f") for low, high in ends.to_numpy()],

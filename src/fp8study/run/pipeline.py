@@ -235,8 +235,8 @@ def _follow(
     child: subprocess.Popen[bytes],
     pending: list[PlannedRun],
     study: str,
-    cluster: Profile | None = None,
-    before: Mapping[str, SlurmJob] | None = None,
+    cluster: Profile | None,
+    before: Mapping[str, SlurmJob],
 ) -> list[PlannedRun]:
     """Print a line for each run as it ends, and now and then how far the others are.
 
@@ -244,7 +244,7 @@ def _follow(
     over `before` are not of this call. Returns the runs that are left without a record.
     """
     jobs: dict[str, SlurmJob] = {}
-    over = {job.job_id for job in (before or {}).values() if not job.is_alive}
+    over = {job.job_id for job in before.values() if not job.is_alive}
     asked = -math.inf
     started = spoken = time.monotonic()
     waiting = list(pending)

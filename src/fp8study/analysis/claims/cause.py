@@ -6,8 +6,9 @@ import pandas as pd
 from scipy.stats import binom
 
 from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, ends, mean_gap, spread, with_pairs
+from fp8study.analysis.claims.rules import by_parts, ends, mean_gap, spread
 from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.losses import with_pairs
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.pairing import DIVERGED
 from fp8study.core.words import count

@@ -16,10 +16,15 @@ from fp8study.analysis.claims.rules import (
     equal_losses,
     out_of,
     spread,
-    with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
-from fp8study.analysis.losses import gap_curves, judged_pairs, pass_table, passes_by
+from fp8study.analysis.losses import (
+    gap_curves,
+    judged_pairs,
+    pass_table,
+    passes_by,
+    with_pairs,
+)
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD

@@ -7,8 +7,8 @@ import dataclasses
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict
+from fp8study.analysis.losses import with_pairs
 from fp8study.analysis.runs.pairing import DIVERGED
-from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.words import listed
 
 
@@ -84,11 +84,6 @@ def mean_gap(gaps: pd.DataFrame) -> Figure | None:
     columns = ["gap_pct", "gap_pct_low_95", "gap_pct_high_95"]
     value, low, high = gaps[columns].astype(float).iloc[0]
     return Figure(value, low, high, "95 % CI")
-
-
-def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Keep the arms that an interval can be given of, or that diverged."""
-    return gaps[(gaps["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL) | (gaps["verdict"] == DIVERGED)]
 
 
 def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:

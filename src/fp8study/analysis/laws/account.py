@@ -114,10 +114,8 @@ def session_table(cells: Sequence[Cell]) -> pd.DataFrame:
         leads, gpu = pair.leads_pct, find_peak(pair.fp8.gpu)
         if len(leads) > 1 and gpu is not None:
             law = speed.predicted_step(pair.fp8.config, pair.fp8.shape, gpu)
-            rows.append(_named(pair.fp8) | {
-                "num_sessions": len(leads), "spread_points": max(leads) - min(leads),
-                "host_pct": law.host_pct,
-            })  # fmt: skip
+            spread = max(leads) - min(leads)
+            rows.append({"spread_points": spread, "host_pct": law.host_pct})
     return pd.DataFrame(rows)
 
 

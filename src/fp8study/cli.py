@@ -34,6 +34,7 @@ from fp8study.run.terminal import (
     GpuName,
     GpusPerNode,
     Ignored,
+    Links,
     MeasureLayers,
     MicroBatch,
     NumGpus,
@@ -112,8 +113,7 @@ def flops(
         if measure:
             from fp8study.measure.gemm_peaks import ceilings_of, ceilings_text
 
-            content = ceilings_of(config)
-            text = ceilings_text(content)
+            text = ceilings_text(content := ceilings_of(config))
         else:
             from fp8study.measure.flops import count_flops, flops_text
 
@@ -131,6 +131,7 @@ def advise(
     global_batch: GlobalBatch = None,
     network: GbitPerSecond = None,
     gpus_per_node: GpusPerNode = None,
+    links: Links = None,
     gpu: GpuName = None,
     tokens: Tokens = None,
     set_: FurtherFields = None,
@@ -149,6 +150,7 @@ def advise(
             asked = question_for(
                 here, model, num_gpus, sequence_length, micro_batch_size, gpu,
                 AS_TRAINED | parse_assignments(set_), tokens, global_batch, network, gpus_per_node,
+                links,
             )  # fmt: skip
         except NoFp8 as error:
             return _print({"answer": error.answer}, error.answer, as_json)
@@ -328,8 +330,7 @@ def report(
         from fp8study.report.export import write_tables_of
 
         with warnings_in_a_line():
-            written = write_tables_of(results_dir(), tables, machine)
-        print("\n".join(map(str, written)))
+            print("\n".join(map(str, write_tables_of(results_dir(), tables, machine))))
     if benchmarks or (tables is None and (results_dir() / "reference").is_dir()):
         from fp8study.report.benchmark_page import write_benchmarks
 

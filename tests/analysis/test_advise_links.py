@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.figures import Quantity
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.communication import THROUGH_HOST
@@ -12,6 +15,7 @@ from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.nearby import as_run_on
 from fp8study.analysis.laws.speed_constants import SpeedConstants, on_gpu
 from fp8study.analysis.scale import links_table
+from fp8study.core.errors import UserError
 from fp8study.core.hardware import GPU_PEAKS, named_gpu
 from fp8study.report.advice_text import advice_text
 from tests.checkout import ROOT
@@ -81,6 +85,30 @@ def test_it_says_what_one_gpu_makes_where_two_make_less() -> None:
     linked = ask("h200-141gb", 2, 1)
     assert linked.alone is None and linked.without_nvlink == ""
     assert "communication takes" not in said(linked).partition("What takes")[0]
+
+
+def test_a_rate_that_is_named_is_no_range() -> None:
+    def lead(links: float | None, gpu: str = BRIDGELESS) -> Quantity:
+        clipped = {"max_grad_norm": 1.0}
+        asked = question_for([], "llama-3.1-8b", 2, 4096, 2, gpu, clipped, links=links)
+        found = answer(asked)
+        assert any("links between GPUs" in line for line in found.beyond) == (links is None)
+        return found.verdict.lead_pct
+
+    assumed, named, faster = lead(None), lead(24.0), lead(200.0)
+    assert named.value == pytest.approx(assumed.value)
+    assert named.high - named.low < assumed.high - assumed.low
+    assert faster.value > named.value + 10
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "links", "words"),
+    [(1, 24.0, "--links: one GPU has none; leave it out"), (2, 0.5, "--links: 0.5 is outside 1 to"),
+     (2, math.nan, "--links: nan is outside")],
+)  # fmt: skip
+def test_links_that_cannot_be_are_refused(num_gpus: int, links: float, words: str) -> None:
+    with pytest.raises(UserError, match=f"^{words}"):
+        question_for([], "llama-3.1-8b", num_gpus, 4096, 1, BRIDGELESS, links=links)
 
 
 def test_where_one_gpu_has_no_room_nothing_is_said_of_it() -> None:

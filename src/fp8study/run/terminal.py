@@ -101,6 +101,7 @@ GlobalBatch = Annotated[
 GbitPerSecond = Annotated[
     float | None, typer.Option("--network", help="Gb/s between nodes, per GPU; default: 400.")
 ]
+Links = Annotated[float | None, typer.Option(help="GB/s to a GPU in its box; default: its own.")]
 GpusPerNode = Annotated[
     int | None, typer.Option(help="Default: 8; GB200 and GB300: 4, NVLink joins up to 72.")
 ]

@@ -221,9 +221,11 @@ class Advisor:
         if network.is_assumed and network.num_parts(asked.config) > 1:
             rate = network.gbit_per_s / 2
             halved = {rate: law_of(shape, gpu, measured, network.at(rate))}
-        knows_link = bool(measured and measured.get("link_gb_per_s"))
+        knows_link = bool(network.link_gb_per_s or (measured and measured.get("link_gb_per_s")))
         if asked.config.num_gpus > 1 and not gpu.has_nvlink and not knows_link:
-            links = [law_of(shape, gpu, measured, network, times) for times in _LINKS]
+            rate = constants_for(asked.config, shape, gpu, measured).link_gb_per_s
+            links = [law_of(shape, gpu, measured, replace(network, link_gb_per_s=times * rate))
+                     for times in _LINKS]  # fmt: skip
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed, network=network, knows_link=knows_link,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,15 @@ _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm
 AS_TRAINED = {"max_grad_norm": CLIPPED}
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batch_size", "network",
-        "gpus_per_node")  # fmt: skip
+        "gpus_per_node", "links")  # fmt: skip
 #: Those that no answer is about otherwise.
 _FIXED = ("path", "strategy", "sharding", "compile")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
 _TOKENS = (1e6, 1e15)
+#: GB/s between GPUs of a box: less than PCIe 3 has, and more than NVLink.
+_LINKS = (1, 2000)
 #: Fewer steps are no training: somebody gave tokens for sequences.
 _FEWEST_STEPS = 100
 
@@ -65,6 +68,7 @@ def question_for(
     global_batch_size: int | None = None,
     network: float | None = None,
     gpus_per_node: int | None = None,
+    links: float | None = None,
 ) -> Question:
     """Ask about a model on a number of GPUs, by default all that are here.
 
@@ -81,6 +85,7 @@ def question_for(
         global_batch_size: Sequences a step on all GPUs, in as many passes as they then take.
         network: Gb/s that each GPU has from other nodes; None: as is assumed.
         gpus_per_node: A power of two up to 16; None: as that GPU is sold.
+        links: GB/s that a GPU receives from others of its box; None: as `on_gpu` has it.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
@@ -94,7 +99,7 @@ def question_for(
         lambda: _check_names(others or {}),
         lambda: network_at(network),
     )
-    joins = joins.of(peak, gpus_per_node)
+    joins = replace(joins.of(peak, gpus_per_node), link_gb_per_s=_checked_links(links, number))
     values = {
         "model": model, "num_gpus": number,
         "num_nodes": num_nodes_for(number, joins.gpus_per_node),
@@ -131,6 +136,18 @@ def _checked_number(num_gpus: int) -> int:
         nearest = min(max(num_gpus, 1), _MOST_GPUS)
         raise UserError(f"--num-gpus: {num_gpus} is outside 1 to {_MOST_GPUS}; try {nearest}")
     return num_gpus
+
+
+def _checked_links(rate: float | None, num_gpus: int) -> float | None:
+    least, most = _LINKS
+    if rate is not None and not least <= rate <= most:  # nor what is no number
+        raise UserError(
+            f"--links: {rate:g} is outside {least} to {most}; give the GB/s that a GPU receives "
+            "from others of its box, as the busbw of nccl-tests' all_gather_perf"
+        )
+    if rate and num_gpus == 1:
+        raise UserError("--links: one GPU has none; leave it out, or ask for more by --num-gpus")
+    return rate
 
 
 def _check_tokens(tokens: float | None) -> None:

@@ -48,6 +48,8 @@ class Network:
     """As `GpuPeak.nvlink_gpus`."""
     is_assumed: bool = True
     """Nobody said its rate."""
+    link_gb_per_s: float | None = None
+    """Of the links in a box, if somebody said that; None: as the law of speed has it."""
 
     @property
     def gbit_per_s(self) -> float:

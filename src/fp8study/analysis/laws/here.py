@@ -84,19 +84,13 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def law_of(
-    shape: ModelShape, gpu: GpuPeak, measured: Measured | None, network: Network = NETWORK,
-    link_times: float = 1.0,
-) -> Law:  # fmt: skip
-    """Return the speed law of a model on a GPU, with what was measured there, if anything.
-
-    `link_times`: how much faster the links of a box are than they are taken to be.
-    """
+    shape: ModelShape, gpu: GpuPeak, measured: Measured | None, network: Network = NETWORK
+) -> Law:
+    """Return the speed law of a model on a GPU, with what was measured there, if anything."""
 
     def law(way: ResolvedConfig) -> StepParts:
         way = as_run_on(way, gpu)
-        c = constants_for(way, shape, gpu, measured)
-        c = dataclasses.replace(c, link_gb_per_s=link_times * c.link_gb_per_s)
-        return predicted_step(way, shape, None, c, network)
+        return predicted_step(way, shape, None, constants_for(way, shape, gpu, measured), network)
 
     return law
 

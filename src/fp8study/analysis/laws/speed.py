@@ -139,8 +139,8 @@ def predicted_step(
 ) -> StepParts:
     """Return one optimizer step on a GPU, by default an H200; `constants`: the frozen ones.
 
-    `network`: what joins the run's nodes, if it has several. Only compiled models: without
-    compilation every small operation is a kernel of its own.
+    `network`: what joins the run's nodes, if it has several, and GPUs of one, if it says so. Only
+    compiled models: without compilation every small operation is a kernel of its own.
 
     Raises:
         ValueError: ``compile=false``, or FP8 on a GPU without it.
@@ -169,7 +169,8 @@ def predicted_step(
     }  # fmt: skip
     parts = {name: micro_steps * ms for name, ms in each.items()} | {"communication": 0.0}
     if config.num_gpus > 1:
-        exposed = exposed_ms(config, shape, sum(each.values()), c.link_gb_per_s, network)
+        link = network.link_gb_per_s or c.link_gb_per_s
+        exposed = exposed_ms(config, shape, sum(each.values()), link, network)
         parts["communication"] = c.contention * (parts["gemm"] + parts["attention"]) + exposed
     parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))

@@ -69,7 +69,7 @@ def test_a_lead_measured_without_nvlink_lies_in_the_interval_of_what_is_answered
     linked = ask("h200-141gb", 2, 2).verdict.lead_pct.value
     assert lead.value < linked - 10
     text = said(advice)
-    assert f"llama-3.1-8b {measured:+.1f} % (tuned, batch 2)" in text
+    assert f"llama-3.1-8b {measured:+.1f} % (2 GPUs, tuned, batch 2)" in text
     assert "links between GPUs: 24 of PCIe's 64 GB/s assumed" in text
     assert "about its leads with links as they are assumed, half and twice as fast" in text
     assert "; over NVLink" in text

@@ -58,6 +58,7 @@ MEMORY_GOALS = Layout(_GOALS | {
 LINKS = Layout(
     {
         "model": ("model", ""),
+        "num_gpus": ("GPUs", "d"),
         "path": ("path", ""),
         "micro_batch_size": ("batch", "d"),
         "measured_pct": ("FP8's lead, measured, %", "+.1f"),
@@ -194,7 +195,7 @@ def links_words(table: pd.DataFrame) -> str:
         return "No run here was over other links than the GPUs have."
     rate = number(table["link_gb_per_s"].iloc[0], ".1f")
     return (
-        "Two H200 that leave NVLink unused stand in for GPUs joined by PCIe: NCCL goes through the "
+        "H200s that leave NVLink unused stand in for GPUs joined by PCIe: NCCL goes through the "
         f"host's memory, at {rate} GB/s. The law was fitted to none of these runs and is given "
         "that rate alone."
     )

@@ -226,8 +226,9 @@ def _larger(advice: Advice) -> list[str]:
     if larger is None or (larger.then.low or 0.0) < 0:  # it may as well be slower
         return []
     faster = lead_text(larger.then, " %", "+.0f")
+    saves = "" if advice.config["activation_checkpointing"] else "without saving more memory, "
     return [
-        f"  only FP8 has memory for {larger.what}: tokens/s {faster} over BF16 at batch "
+        f"  {saves}only FP8 has memory for {larger.what}: tokens/s {faster} over BF16 at batch "
         f"{advice.config['micro_batch_size']}, {larger.then.kind}"
     ]
 

@@ -156,7 +156,7 @@ class Advice:
     """What one GPU makes in BF16 and in FP8, tokens/s, where several without NVLink make much less
     each."""
     without_nvlink: str
-    """FP8's leads on two GPUs that left NVLink unused, where those asked about have none."""
+    """FP8's leads on GPUs that left NVLink unused, where those asked about have none."""
     other_trainers: str
     """What FP8 gave them, of a model about as large; empty where none was timed."""
     loss_evidence: tuple[str, ...]

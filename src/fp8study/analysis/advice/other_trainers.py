@@ -24,11 +24,11 @@ def read_peers_leads(results: Path) -> pd.DataFrame:
 def over_slow_links(links: pd.DataFrame) -> str:
     """Say FP8's leads without NVLink, from `fp8study.analysis.scale.links_table`."""
     told = [
-        f"{row['model']} {number(row['measured_pct'], '+.1f')} % ({row['path']}, batch "
-        f"{row['micro_batch_size']})"
+        f"{row['model']} {number(row['measured_pct'], '+.1f')} % ({count(row['num_gpus'], 'GPU')}, "
+        f"{row['path']}, batch {row['micro_batch_size']})"
         for row in links.to_dict("records")
     ]
-    return f"FP8's lead on two H200 without NVLink: {', '.join(told)}" if told else ""
+    return f"FP8's lead on H200s without NVLink: {', '.join(told)}" if told else ""
 
 
 def other_trainers(

@@ -92,7 +92,8 @@ def test_a_rate_that_is_named_is_no_range() -> None:
         clipped = {"max_grad_norm": 1.0}
         asked = question_for([], "llama-3.1-8b", 2, 4096, 2, gpu, clipped, links=links)
         found = answer(asked)
-        assert any("links between GPUs" in line for line in found.beyond) == (links is None)
+        said = "assumed" if links is None else f"{links:g} GB/s, as you say"
+        assert any("links between GPUs" in line and said in line for line in found.beyond)
         return found.verdict.lead_pct
 
     assumed, named, faster = lead(None), lead(24.0), lead(200.0)
@@ -103,12 +104,29 @@ def test_a_rate_that_is_named_is_no_range() -> None:
 
 @pytest.mark.parametrize(
     ("num_gpus", "links", "words"),
-    [(1, 24.0, "--links: one GPU has none; leave it out"), (2, 0.5, "--links: 0.5 is outside 1 to"),
-     (2, math.nan, "--links: nan is outside")],
+    [(1, 24.0, "--links: one GPU a box has none; leave it out"),
+     (2, 0.5, "--links: 0.5 is outside 1 to"), (2, math.nan, "--links: nan is outside")],
 )  # fmt: skip
 def test_links_that_cannot_be_are_refused(num_gpus: int, links: float, words: str) -> None:
     with pytest.raises(UserError, match=f"^{words}"):
         question_for([], "llama-3.1-8b", num_gpus, 4096, 1, BRIDGELESS, links=links)
+    with pytest.raises(UserError, match=r"^--links: NVLink joins H200s, as it was measured; lea"):
+        question_for([], "llama-3.1-8b", 2, 4096, 1, "h200", links=24.0)
+
+
+def test_one_gpu_a_box_has_the_network_alone() -> None:
+    def rate(gpu: str) -> float:
+        asked = question_for([], "llama-3.1-8b", 16, 4096, 2, gpu, gpus_per_node=1)
+        found = answer(asked)
+        assert not any("links between GPUs" in line for line in found.beyond)
+        return found.step_parts_ms["bf16"]["communication"].value
+
+    assert rate(BRIDGELESS) == pytest.approx(rate("h200"), rel=0.2)
+
+
+def test_where_the_host_is_the_limit_nothing_is_said_of_communication() -> None:
+    advice = ask(BRIDGELESS, 2, 1, "qwen3-0.6b")
+    assert advice.options[0].limit == "host" and advice.communication_pct == 0.0
 
 
 def test_where_one_gpu_has_no_room_nothing_is_said_of_it() -> None:

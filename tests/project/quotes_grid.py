@@ -86,6 +86,20 @@ def _rowwise_texts() -> list[str]:
     ]
 
 
+def _rates(model: str) -> list[float]:
+    """Return what a GPU of two received in each profiled step, GB/s."""
+    found = []
+    for run in stored():
+        record = run.record
+        if record.study != "without-nvlink" or record.config["model"] != model:
+            continue
+        step = record.instruments.get("step", {})
+        if took := step.get("by_kind_ms", {}).get("communication"):
+            moved = sum(row["gib"] for row in step["communication"]) / 2
+            found.append(moved * 2**30 / took * 1e-6)
+    return found
+
+
 def slow_links_texts() -> list[str]:
     """What is said of two GPUs that leave NVLink unused."""
     links = links_table(cells_of([(run_path(run), run.record) for run in stored()]))
@@ -101,6 +115,9 @@ def slow_links_texts() -> list[str]:
         for name, model in MODELS.items()
         if name in ("1B", "8B")
     }
+    received = {name: _rates(model) for name, model in MODELS.items() if name in ("1B", "8B")}
+    every = [rate for rates in received.values() for rate in rates]
+    assert 2 * rate["bf16", MODELS["8B"], 2] < rate["bf16", MODELS["8B"], 1]
     pairs = runs_of()
     pairs = pairs[pairs["study"].eq("without-nvlink") & pairs["num_gpus"].eq(2)]
     paths = ["model", "path_name", "repeat", "precision"]
@@ -112,15 +129,17 @@ def slow_links_texts() -> list[str]:
     errors = rows.loc[MODELS["8B"], ["bf16_error_pct", "fp8_error_pct"]].abs()
     misses = [-small[f"{side}_error_pct"] for side in ("bf16", "fp8")]
     return [
-        f"at {large['link_gb_per_s']:.1f} GB/s",
+        f"at {large['link_gb_per_s']:.1f} GB/s (the upper quartile of its profiled steps, "
+        f"{min(every):.1f} to {max(every):.1f}",
+        f"whose exchange ran at {min(received['1B']):.1f} to {max(received['1B']):.1f} GB/s",
         f"An 8B in document A's settings keeps {kept['bf16', '8B']} % of one GPU's tokens/s in "
         f"BF16 and {kept['fp8_tensorwise', '8B']} % in FP8, which leads by "
         f"{per_cent(large['measured_pct'])}",
         f"A 1B keeps {kept['bf16', '1B']} and {kept['fp8_tensorwise', '1B']} %, and FP8 is at "
         f"{per_cent(small['measured_pct'])}",
         f"the 8B leads by {per_cent(tuned['measured_pct'])} on the tuned path",
-        f"leads by {per_cent(tuned['measured_pct'])}, tuned, "
-        f"and {per_cent(large['measured_pct'])} in a plain script",
+        f"{per_cent(tuned['measured_pct'])} at batch 2, tuned",
+        f"A 1B in a plain script: {per_cent(small['measured_pct'])}",
         *(f"{low[MODELS[name], path].removesuffix(' %')} and {high[MODELS[name], path]}"
           for name, path in (("8B", "plain"), ("1B", "plain"), ("8B", "tuned"))),
         f"within {errors.max(axis=None):.1f} % of an 8B's steps, and {min(misses):.0f} to "

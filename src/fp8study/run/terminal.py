@@ -159,7 +159,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 #: What stands for a sign that a terminal does not have.
 _SIGNS = {"−": "-", "±": "+/-", "×": "x", "…": "...", "–": "-", "\u2011": "-", "·": "*",
-          "✓": "+", "✗": "x", "◐": "~"}  # fmt: skip
+          "\u00a0": " ", "µ": "u", "✓": "+", "✗": "x", "◐": "~"}  # fmt: skip
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:

@@ -190,9 +190,9 @@ class Advisor:
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
-            communication_pct=100 * by_law.law(config).communication / by_law.law(config).device,
+            communication_pct=exchanges_pct(by_law.law(config)),
             alone=otherwise.alone(),
-            without_nvlink="" if gpu.has_nvlink or config.num_gpus == 1 else over_slow_links(
+            without_nvlink="" if gpu.has_nvlink or config.gpus_per_node == 1 else over_slow_links(
                 self.slow_links
             ),
             other_trainers=other_trainers(
@@ -221,8 +221,9 @@ class Advisor:
         if network.is_assumed and network.num_parts(asked.config) > 1:
             rate = network.gbit_per_s / 2
             halved = {rate: law_of(shape, gpu, measured, network.at(rate))}
-        knows_link = bool(network.link_gb_per_s or (measured and measured.get("link_gb_per_s")))
-        if asked.config.num_gpus > 1 and not gpu.has_nvlink and not knows_link:
+        knows_link = bool(measured and measured.get("link_gb_per_s"))
+        is_said = knows_link or network.link_gb_per_s
+        if asked.config.gpus_per_node > 1 and not gpu.has_nvlink and not is_said:
             rate = constants_for(asked.config, shape, gpu, measured).link_gb_per_s
             links = [law_of(shape, gpu, measured, replace(network, link_gb_per_s=times * rate))
                      for times in _LINKS]  # fmt: skip
@@ -268,17 +269,17 @@ class Advisor:
             if row is not None:
                 rate, lead, gib = of_row(row, way.is_fp8)
                 pairs = (row["lead_low_pct"], row["lead_high_pct"]) if lead else None
-                beside, basis = None, ""
+                beside, basis, error = None, "", 0.0
             elif cell is not None and cell.rates and is_of_use(way):
                 rate, gib = of_cell(cell, gib)
                 if is_apart := bool(decided) and way.is_fp8:
-                    beside, basis = None, ""
+                    beside, basis, error = None, "", 0.0
                     lead = lead_apart(rate, bf16.tokens_per_second_per_gpu)
             gathers = bool(way.fp8_all_gather)
             limit = by_law.law(way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
-                error, by_law.wider(way), by_law.ranges, is_apart, pairs,
+                error, by_law.wider(way), by_law.ranges * bool(error), is_apart, pairs,
             )  # fmt: skip
 
         def is_of_use(way: ResolvedConfig) -> bool:
@@ -297,6 +298,11 @@ class Advisor:
         others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
+
+
+def exchanges_pct(step: speed.StepParts) -> float:
+    """Return what communication takes of a step, %; 0 where the host is the limit."""
+    return 0.0 if step.limit == "host" else 100 * step.communication / step.total
 
 
 def usual_tokens(shape: ModelShape) -> float:

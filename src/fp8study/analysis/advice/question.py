@@ -85,21 +85,22 @@ def question_for(
         global_batch_size: Sequences a step on all GPUs, in as many passes as they then take.
         network: Gb/s that each GPU has from other nodes; None: as is assumed.
         gpus_per_node: A power of two up to 16; None: as that GPU is sold.
-        links: GB/s that a GPU receives from others of its box; None: as `on_gpu` has it.
+        links: GB/s that a GPU without NVLink receives from others of its box; None: as `on_gpu`.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
             of an unknown kind, or a number or another field cannot be that.
     """
-    shape, (peak, capacity), number, *_, joins = together(
+    shape, (peak, capacity), number, *_, joins, _ = together(
         lambda: shape_of(model),
         lambda: _gpu(gpus, gpu),
         lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
         lambda: _check_tokens(tokens),
         lambda: _check_names(others or {}),
         lambda: network_at(network),
+        lambda: _check_links(links),
     )
-    joins = replace(joins.of(peak, gpus_per_node), link_gb_per_s=_checked_links(links, number))
+    joins = replace(joins.of(peak, gpus_per_node), link_gb_per_s=links)
     values = {
         "model": model, "num_gpus": number,
         "num_nodes": num_nodes_for(number, joins.gpus_per_node),
@@ -125,6 +126,12 @@ def question_for(
     if network and joins.num_parts(config) == 1:
         what = "of one node" if config.num_nodes == 1 else "joined by NVLink"
         raise UserError(f"--network: {number} GPUs are {what}; leave it out")
+    if links and config.gpus_per_node == 1:
+        raise UserError("--links: one GPU a box has none; leave it out")
+    if links and peak.has_nvlink:
+        raise UserError(
+            f"--links: NVLink joins {peak.name_part}s, as it was measured; leave it out"
+        )
     keeps_step = global_batch_size is not None
     return Question(
         config.resolved(), peak, name, capacity, tokens, as_asked, keeps_step, rate, joins
@@ -138,16 +145,13 @@ def _checked_number(num_gpus: int) -> int:
     return num_gpus
 
 
-def _checked_links(rate: float | None, num_gpus: int) -> float | None:
+def _check_links(rate: float | None) -> None:
     least, most = _LINKS
     if rate is not None and not least <= rate <= most:  # nor what is no number
         raise UserError(
             f"--links: {rate:g} is outside {least} to {most}; give the GB/s that a GPU receives "
             "from others of its box, as the busbw of nccl-tests' all_gather_perf"
         )
-    if rate and num_gpus == 1:
-        raise UserError("--links: one GPU has none; leave it out, or ask for more by --num-gpus")
-    return rate
 
 
 def _check_tokens(tokens: float | None) -> None:

@@ -87,25 +87,32 @@ def tokens_without_tflops(tables: Tables, claim: Claim) -> Finding:
 
 @judges("A07")
 def falls_with_gpus(tables: Tables, claim: Claim) -> Finding:
-    pairs = steps(along(_grid(tables.arms), "num_gpus"), RATE, "num_gpus")
+    every = steps(along(_grid(tables.arms), "num_gpus"), RATE, "num_gpus")
+    pairs = tables.in_one_session(every)
     change = 100 * (pairs[RATE] / pairs[f"{RATE}_before"] - 1)
     before, after = (pairs[name].astype(int) for name in ("num_gpus_before", "num_gpus"))
     each = ", ".join(
         f"from {few} to {more} in {out_of(fall)}"
         for (few, more), fall in (change < 0).groupby([before, after])
     )
-    return by_rows(claim, pairs, change, change < 0, each=each)
+    return by_rows(claim, pairs, change, change < 0, each=each, apart=len(every) - len(pairs))
 
 
-def _scaling(arms: pd.DataFrame, num_gpus: int = 4) -> tuple[pd.DataFrame, pd.Series]:
-    """Return arms on several GPUs, and which share of one's tokens/s each of them makes, %."""
+def _scaling(
+    tables: Tables, arms: pd.DataFrame, num_gpus: int = 4
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Return arms on several GPUs, and which share of one's tokens/s each of them makes, %.
+
+    Those on one ran in the same session.
+    """
     pairs = steps(along(arms[arms["num_gpus"].isin([1, num_gpus])], "num_gpus"), RATE)
+    pairs = tables.in_one_session(pairs)
     return pairs, 100 * pairs[RATE] / pairs[f"{RATE}_before"]
 
 
 @judges("A08")
 def scales(tables: Tables, claim: Claim) -> Finding:
-    pairs, efficiency = _scaling(_grid(tables.arms))
+    pairs, efficiency = _scaling(tables, _grid(tables.arms))
     each = ", ".join(
         f"{PRECISION_LABELS[name]} {ends(of, '.0f')} %"
         for name, of in efficiency.groupby(pairs["precision"])
@@ -162,9 +169,9 @@ def scales_over_pcie(tables: Tables, claim: Claim) -> Finding:
         path=tables.arms["path"].mask(by_choice, "plain"),
         setting=setting.str.removesuffix(without),
     )
-    pairs, efficiency = _scaling(_grid(arms))
+    pairs, efficiency = _scaling(tables, _grid(arms))
     inside = efficiency.between(claim.published["low"], claim.published["high"])
-    _, two = _scaling(_grid(arms), num_gpus=2)
+    _, two = _scaling(tables, _grid(arms), num_gpus=2)
     seen = f"; two keep {ends(two, '.0f')} % of one's tokens/s per GPU" if len(two) else ""
     return by_rows(claim, pairs, efficiency, inside, forecast=seen + _forecast(tables, claim))
 

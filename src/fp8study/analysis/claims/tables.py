@@ -17,7 +17,7 @@ from fp8study.analysis.floors import pooled_fp8, pooled_table
 from fp8study.analysis.losses import comparisons, effective_batch_table, says_nothing
 from fp8study.analysis.runs.frames import PLACE, place_of, run_path
 from fp8study.analysis.runs.naming import COLD_CACHE
-from fp8study.analysis.runs.pairing import goes_on
+from fp8study.analysis.runs.pairing import goes_on, sessions_of
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
@@ -129,6 +129,13 @@ class Tables:
     def pooled_gaps(self) -> pd.DataFrame:
         """FP8's rows of `pooled_table`: gaps on text kept out, several machines together."""
         return pooled_fp8(pooled_table(self.stored, self.runs))
+
+    def in_one_session(self, pairs: pd.DataFrame) -> pd.DataFrame:
+        """Keep the `steps` whose two arms both ran in a session: hosts differ, and days of one."""
+        of = dict(zip(self.runs["run_ids"], sessions_of(self.runs), strict=True))
+        both = zip(pairs["run_ids"], pairs["run_ids_before"], strict=True)
+        shared = [not {*map(of.get, a.split())}.isdisjoint(map(of.get, b.split())) for a, b in both]
+        return pairs[pd.Series(shared, index=pairs.index, dtype=bool)]
 
     @cached_property
     def communication(self) -> pd.DataFrame:

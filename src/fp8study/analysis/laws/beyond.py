@@ -50,8 +50,8 @@ def beyond(
             f"{network.hop_us:g} µs a hop: {'assumed' if network.is_assumed else 'never timed'}"
         )
     other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
-    if config.num_gpus > 1 and other_link and not knows_link:
-        found.append(f"links between GPUs: {_of_links(gpu)}")
+    if config.gpus_per_node > 1 and other_link and not knows_link:
+        found.append(f"links between GPUs: {_of_links(gpu, network)}")
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")
     if shape.num_experts > 1:
@@ -61,9 +61,13 @@ def beyond(
     return found
 
 
-def _of_links(gpu: GpuPeak) -> str:
+def _of_links(gpu: GpuPeak, network: Network) -> str:
     """Say how fast links are taken to be, and by what."""
-    rate = on_gpu(constants_of(SpeedConstants, "speed"), gpu).link_gb_per_s
+    c = constants_of(SpeedConstants, "speed")
+    rate = on_gpu(c, gpu).link_gb_per_s
+    if network.link_gb_per_s:
+        own = f"the law was fitted at {c.link_gb_per_s:.0f}"
+        return f"{network.link_gb_per_s:g} GB/s, as you say; {own}"
     of = f"{rate:.0f} of {{}}'s {gpu.link_gb_per_s:g} GB/s assumed, the share that an {FITTED_GPU}"
     if gpu.has_nvlink:
         return f"{of.format('NVLink')} has"

@@ -196,7 +196,8 @@ def communication_ms(
     ring = config.num_gpus if config.strategy == "ddp" else config.num_shards
     rate, start_ms = link_gb_per_s, 0.0
     if spanned > 1:
-        rate = min(rate, network.rate_of_ring(config))
+        ring_rate = network.rate_of_ring(config)
+        rate = min(rate, ring_rate) if config.gpus_per_node > 1 else ring_rate
         start_ms = _start_ms(ring, spanned, network)
     gathered = calls if config.strategy == "fsdp2" else 0
     # Gradients: scattered in one round of the ring, or added up in two.

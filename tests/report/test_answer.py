@@ -20,11 +20,12 @@ SLOWER, OPEN, FASTER = (0.90, 0.91, 0.92), (1.0, 1.1), (1.20, 1.21, 1.22)
 
 
 def told(results: Path) -> list[str]:
-    return answer.decide(load_report(results)).split("\n\n")
+    report = load_report(results)
+    return answer.decide(report, answer.settled(report)).split("\n\n")
 
 
 def cells(results: Path) -> list[dict[str, str]]:
-    table, _ = answer.matrix(load_report(results))
+    table, _ = answer.matrix(answer.settled(load_report(results)))
     return [
         {n: str(cell).replace("\u00a0", " ").replace("\u2011", "-") for n, cell in row.items()}
         for row in table.to_dict("records")
@@ -56,7 +57,7 @@ def test_one_setting_is_answered_for(
 
 def test_nothing_is_answered_without_a_pair(tmp_path: Path) -> None:
     assert told(tmp_path)[0].startswith("**No answer yet.**")
-    table, _ = answer.matrix(load_report(tmp_path))
+    table, _ = answer.matrix(answer.settled(load_report(tmp_path)))
     assert table.empty
 
 
@@ -149,7 +150,7 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     plain, where = table[table["is_plain"]], ["gpu_name", "model", "num_gpus"]
     timed = {*tuned[where].itertuples(index=False, name=None)}
     assert len(plain) and not timed & {*plain[where].itertuples(index=False, name=None)}
-    shown, _ = answer.matrix(report)
+    shown, _ = answer.matrix(table)
     cells = " ".join(shown.drop(columns=["gpu", "name", "run_ids"]).to_numpy().ravel())
     assert cells.count("loss\u00a0equal") <= table["action"].eq(decision.FP8).sum()
     assert ("loss\u00a0equal" in cells) == table["action"].eq(decision.FP8).any()
@@ -164,7 +165,7 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     assert {*equal["verdict"]} == {"equivalent"}
     assert "llama-3.2-1b" in str(show(equal, layouts.SETTLED, "").data)
     still = f"tested and still open in {len(tested)}" if len(tested) else "faster settings; no run"
-    assert still in answer.decide(report)
+    assert still in answer.decide(report, table)
 
 
 def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() -> None:

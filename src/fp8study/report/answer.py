@@ -104,9 +104,8 @@ def counted(table: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def decide(report: Report) -> str:
-    """Answer for the reader's own machine where it is measured, else for all."""
-    table = settled(report)
+def decide(report: Report, table: pd.DataFrame) -> str:
+    """Answer for the reader's own machine where it is measured, else for all, from `settled`."""
     if table.empty:
         return (
             "**No answer yet.** No FP8 run on a GPU has a BF16 partner that differs in precision "
@@ -201,9 +200,11 @@ def longest(report: Report, before: str) -> str:
     return f"{before} {int(steps):,} steps or {tokens / 1e6:,.1f} million tokens"
 
 
-def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
-    """Return a row for each kind of GPU and model, with a column for each number of GPUs."""
-    table = settled(report)
+def matrix(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
+    """Return a row for each kind of GPU and model, with a column for each number of GPUs.
+
+    `table`: from `settled`.
+    """
     numbers = {int(n): count(int(n), "GPU") for n in sorted(table["num_gpus"].unique())}
     rows = [
         {"gpu": gpu, "name": str(name).replace("-", "\u2011")}

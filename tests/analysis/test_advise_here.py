@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.here import constants_here, keep, path_of
+from fp8study.analysis.laws.here import constants_here, find, keep, path_of
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
 from fp8study.cli import app
@@ -85,6 +86,18 @@ def test_what_was_measured_here_is_kept_and_used_and_said(asked_on_an_h100, tmp_
         path_of(tmp_path).write_text(damaged)
         with pytest.raises(UserError, match=r"measured.json' is damaged; delete it"):
             answer(asked, tmp_path)
+
+
+def test_a_link_that_was_measured_is_one_of_as_many_gpus(tmp_path: Path) -> None:
+    one, two, four = (
+        question_for([(H100, 79.6)] * number, "llama-3.2-1b", None, 4096, 1, None)
+        for number in (1, 2, 4)
+    )
+    of_two = {"strategy": two.config.strategy, "num_gpus": 2, "link_gb_per_s": 90.0}
+    keep(law_layers(one, one.gpu, 1.0) | of_two, tmp_path)
+    found = [find(asked.config, H100, tmp_path) for asked in (two, four)]
+    assert [each and each["link_gb_per_s"] for each in found] == [90.0, None]
+    assert all(each and each["copy_tb_per_s"] == 2.6 for each in found)
 
 
 def test_own_runs_that_do_not_count_are_told_beside_what_others_measured(tmp_path):

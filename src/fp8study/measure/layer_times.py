@@ -49,9 +49,9 @@ def measure_here(
 
     Returns:
         ``at`` (UTC), ``gpu_name``, ``torch``, ``torchao``, ``model``, ``micro_batch_size``,
-        ``sequence_length``, ``strategy``, ``master_dtype``; ``layers``: precision → ``device_ms``
-        and ``host_ms`` of one decoder layer, forward and backward; ``gemm_tflops``: arithmetic →
-        useful TFLOP/s over the layers' GEMMs; ``copy_tb_per_s``: read and written;
+        ``sequence_length``, ``strategy``, ``master_dtype``, ``num_gpus``; ``layers``: precision →
+        ``device_ms`` and ``host_ms`` of one decoder layer, forward and backward; ``gemm_tflops``:
+        arithmetic → useful TFLOP/s over the layers' GEMMs; ``copy_tb_per_s``: read and written;
         ``link_gb_per_s``: what each GPU receives in an all-gather. A figure that could not be had
         is null. Without a GPU, FP8 is emulated and there are layers alone: a trial.
 
@@ -66,7 +66,7 @@ def measure_here(
         "gpu_name": torch.cuda.get_device_name(device) if is_gpu else None,
         "torch": torch.__version__, "torchao": version("torchao"), "layers": {},
     }  # fmt: skip
-    names = ("model", "micro_batch_size", "sequence_length", "strategy", "master_dtype")
+    names = ("model", "micro_batch_size", "sequence_length", "strategy", "master_dtype", "num_gpus")
     found |= {name: getattr(last, name) for name in names}
     for config in chosen:
         say(f"timing layers of {config.model} in {config.precision}")

@@ -61,12 +61,17 @@ def keep(measured: Measured, results: Path) -> None:
 def find(config: ResolvedConfig, gpu_name: str, results: Path) -> Measured | None:
     """Return what was measured of such layers on such a GPU, at whatever batch; None if nothing.
 
+    Of another number of GPUs without its link: a box's may be of several kinds.
+
     Raises:
         UserError: The file is damaged.
     """
     key = [gpu_name, config.model, config.strategy, config.master_dtype]
-    found = (m for m in _read(path_of(results)) if [m[name] for name in _SAME] == key)
-    return next(found, None)
+    alike = (m for m in _read(path_of(results)) if [m[name] for name in _SAME] == key)
+    found = next(alike, None)
+    if found and found.get("num_gpus") != config.num_gpus:
+        return found | {"link_gb_per_s": None}
+    return found
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -206,6 +206,25 @@ def test_links_that_a_study_leaves_unused_stand_in_for_none() -> None:
     assert judge_claim(CLAIMS["A07"], tables(alone + unused)).verdict == OPEN
 
 
+def test_numbers_of_gpus_are_compared_within_a_session() -> None:
+    """Hosts differ, and days of one: what changed between them is no matter of more GPUs."""
+
+    def at(day: int, rate: float, num_gpus: int) -> RunRecord:
+        when = f"2000-01-{day:02}T00:00:00+00:00"
+        return run(rate=rate, num_gpus=num_gpus, started_at=when, ended_at=when)
+
+    alone, fell = at(1, 100, 1), at(1, 90, 2)
+    apart = judge_claim(CLAIMS["A07"], tables([alone, fell, at(9, 200, 4)]))
+    assert apart.verdict == YES
+    said = "in 1 of 1 steps to more GPUs: from 1 to 2 in 1 of 1; 1 step between sessions left out"
+    assert said in apart.why
+    together = judge_claim(CLAIMS["A07"], tables([alone, fell, at(1, 200, 4)]))
+    assert together.verdict == PARTLY and "between sessions" not in together.why
+    for claim in ("A07", "A08"):
+        assert judge_claim(CLAIMS[claim], tables([alone, at(9, 200, 4)])).verdict == OPEN
+    assert judge_claim(CLAIMS["A08"], tables([alone, at(1, 200, 4)])).verdict != OPEN
+
+
 def test_of_two_caches_the_arm_of_the_most_runs_speaks_for_document_bs() -> None:
     once = [run(name, LARGE, 200 - n, config={"compile_cache": "fresh"}, num_gpus=1)
             for n, name in enumerate(("bf16", FP8[1], FP8[0]))]  # fmt: skip

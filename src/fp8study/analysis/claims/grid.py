@@ -95,7 +95,9 @@ def falls_with_gpus(tables: Tables, claim: Claim) -> Finding:
         f"from {few} to {more} in {out_of(fall)}"
         for (few, more), fall in (change < 0).groupby([before, after])
     )
-    return by_rows(claim, pairs, change, change < 0, each=each, apart=len(every) - len(pairs))
+    rest = len(every) - len(pairs)
+    apart = f"; {count(rest, 'step')} between sessions left out" if rest else ""
+    return by_rows(claim, pairs, change, change < 0, each=each, apart=apart)
 
 
 def _scaling(

@@ -19,7 +19,7 @@ from scipy import stats as distributions
 
 from fp8study.analysis.runs.frames import MIXED
 from fp8study.analysis.runs.naming import BF16_GATHERED, FAST_ACCUMULATION, FP8_HEAD
-from fp8study.analysis.runs.pairing import in_fp8, sessions_of, together, with_kept
+from fp8study.analysis.runs.pairing import in_fp8, sessions_of, together, without_skips
 from fp8study.analysis.small_steps import puts_head_in_fp8
 from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
@@ -95,7 +95,7 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = lead_pairs(runs)
     if pairs.empty:
         return pd.DataFrame(columns=LEAD_COLUMNS)
-    pairs = with_kept(pairs)  # which arms are one, no study's names for them say
+    pairs = without_skips(pairs)  # which arms are one, no study's names for them say
     names = [*SETTING, "precision", "bare_arm", "fp8_part"]
     pairs["log"] = np.log(pairs["ratio"].astype(float))
     pairs["key"] = pairs.groupby(names, dropna=False, sort=False).ngroup()

@@ -66,8 +66,8 @@ from fp8study.core.hardware import GpuPeak, find_peak
 
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
 _TOKENS_PER_WEIGHT = 20
-#: How much slower and faster PCIe may be than it is taken to be: two sockets, or a switch.
-_LINKS = (0.5, 2.0)
+#: How many times as fast PCIe may be as it is taken to be: over two sockets, or by a switch.
+_TIMES_AS_FAST = (0.5, 2.0)
 
 
 class Advisor:
@@ -190,7 +190,7 @@ class Advisor:
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
-            communication_pct=exchanges_pct(by_law.law(config)),
+            communication_pct=by_law.law(config).communication_pct,
             alone=otherwise.alone(),
             without_nvlink="" if gpu.has_nvlink or config.gpus_per_node == 1 else over_slow_links(
                 self.slow_links
@@ -226,7 +226,7 @@ class Advisor:
         if asked.config.gpus_per_node > 1 and not gpu.has_nvlink and not is_said:
             rate = constants_for(asked.config, shape, gpu, measured).link_gb_per_s
             links = [law_of(shape, gpu, measured, replace(network, link_gb_per_s=times * rate))
-                     for times in _LINKS]  # fmt: skip
+                     for times in _TIMES_AS_FAST]  # fmt: skip
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed, network=network, knows_link=knows_link,
@@ -298,11 +298,6 @@ class Advisor:
         others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
-
-
-def exchanges_pct(step: speed.StepParts) -> float:
-    """Return what communication takes of a step, %; 0 where the host is the limit."""
-    return 0.0 if step.limit == "host" else 100 * step.communication / step.total
 
 
 def usual_tokens(shape: ModelShape) -> float:

@@ -108,6 +108,11 @@ class StepParts(Parts):
         return _longer(forward, self.host_forward) + _longer(*rest)
 
     @property
+    def communication_pct(self) -> float:
+        """What communication takes of it, %; 0 where the host is the limit."""
+        return 0.0 if self.limit == "host" else 100 * self.communication / self.total
+
+    @property
     def host_shows(self) -> bool:
         """Whether the host may make the step longer, on a slow machine if not by the law."""
         return self.host_pct > HOST_PCT

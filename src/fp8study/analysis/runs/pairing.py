@@ -48,8 +48,8 @@ def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(arm=arm.where(~shorten, short), kept_in_bf16=kept.where(shorten, None))
 
 
-def with_kept(runs: pd.DataFrame) -> pd.DataFrame:
-    """Split off what `shorten_arms` may have left out: columns ``bare_arm`` and ``kept``."""
+def without_skips(runs: pd.DataFrame) -> pd.DataFrame:
+    """Add ``bare_arm``, the name without layers kept out of FP8, and ``kept``: those layers."""
     kept = runs["arm"].str.extract(_SKIPS, expand=False)
     if "kept_in_bf16" in runs:
         kept = runs["kept_in_bf16"].where(kept.isna(), kept)

@@ -333,9 +333,10 @@ def test_leads_beyond_what_was_measured_lie_in_their_intervals() -> None:
     found = beyond_table(cells_of(read_runs(ROOT / "results")))
     far = found[found["num_beyond"] > 0]
     assert far["num_leads"].sum() >= 50 and far["num_beyond"].max() >= 2
-    # Nine of ten, by the errors of others alone; and more of them for being wider.
+    # Nine of ten, by the errors of others alone; and one in twenty of them for being wider.
     assert far["num_within"].sum() >= 0.9 * far["num_leads"].sum()
-    assert far["num_within"].sum() > far["num_unwidened"].sum()
+    gained = far["num_within"].sum() - far["num_unwidened"].sum()
+    assert gained >= 0.05 * far["num_leads"].sum()
     said = predictions.beyond_words(found)
     assert f"hold {far['num_within'].sum()} of {far['num_leads'].sum()} leads" in said
     assert predictions.beyond_words(beyond_table([])) == ""

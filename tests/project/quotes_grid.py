@@ -1,5 +1,7 @@
 """What docs/results.md and the README may say of document A's grid, with NVLink and without."""
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from fp8study.analysis.laws.cells import cells_of
@@ -23,7 +25,7 @@ def grid_texts() -> list[str]:
     cells = cells[cells["precision"].eq("fp8_tensorwise") & cells["micro_batch_size"].eq(1)]
     place = ["model", "num_gpus", "sequence_length"]
     told = cells.sort_values("lead_pct").groupby(place)["lead_pct"].apply(_told)
-    assert len(cells) == 37 and len(told) == 36  # a 1B's on one GPU is of two machines
+    assert len(cells) == 44 and len(told) == 42  # two of one GPU are of two machines
     rows = [
         f"| {name} | {number} | {' | '.join(told.get((model, number, n), '–') for n in LENGTHS)} |"
         for name, model in MODELS.items()
@@ -39,24 +41,33 @@ def grid_texts() -> list[str]:
     assert {*decided[decided == "-"].loc[[2, 4]].index} == {(n, *c) for n in (2, 4) for c in behind}
     assert {*decided[decided == "+"].index} == {(4, 8192, "llama-3.1-8b"), (4, 8192, "qwen3-14b")}
     assert {*decided.loc[1].index} == {(2048, "llama-3.2-1b"), (4096, "llama-3.2-1b")}
-    longest = own["tokens_per_second_per_gpu"].groupby(["num_gpus", "model"]).idxmax()
-    full = [at for at in longest if len(own.loc[at[0]].xs(at[2], level=1)) == len(LENGTHS)]
-    assert len(full) == 11 and {length for _, length, _ in full} == {8192}
+    others = cells[cells["machine"] == "h200x2"]
+    assert ((others["ci_low_pct"] < 0) & (others["ci_high_pct"] > 0)).all()
+    speeds = cells.set_index("sequence_length").groupby(["machine", "num_gpus", "model"])
+    speeds = speeds["tokens_per_second_per_gpu"]
+    longest = speeds.idxmax()[speeds.size() == len(LENGTHS)]
+    assert len(longest) == 13 and set(longest) == {8192}
     of_four = own.loc[4]["lead_pct"].map(per_cent)
     small = [(of_four[n, MODELS["3B"]], of_four[n, MODELS["Qwen3-4B"]]) for n in LENGTHS]
-    blocks = own[own["studies"].str.contains("blocks")]
-    apart = (blocks["lead_high_pct"] - blocks["lead_low_pct"]).map("{:.1f}".format)
-    alone = leads_of("h200x2")
-    alone = alone[alone["studies"].eq("document-a-blocks")].iloc[0]
-    assert (alone["num_gpus"], alone["num_pairs"]) == (1, 3)
+    blocks = cells[cells["sequence_length"].eq(4096)].groupby(["num_gpus", "model"])
+    low, high = blocks["lead_low_pct"].min(), blocks["lead_high_pct"].max()
+    pairs = blocks["num_pairs"].sum()
+    assert [pairs[n, MODELS[m]] for n in (1, 2) for m in ("8B", "1B")] == [6, 6, 3, 3]
+    between = {
+        (
+            n,
+            m,
+        ): f"{per_cent(low[n, MODELS[m]]).removesuffix(' %')} and {per_cent(high[n, MODELS[m]])}"
+        for n in (1, 2)
+        for m in ("8B", "1B")
+    }
     return [
         *rows, *_rowwise_texts(),
         f"{small[0][0]} and {small[0][1]} at", f"{small[1][0]} and {small[1][1]} at",
         f"at 8,192 ({small[2][0]} and {small[2][1]}) it is undecided, one or two runs each",
-        f"an 8B's are {apart[1, 4096, MODELS['8B']]} points apart on one GPU and "
-        f"{apart[2, 4096, MODELS['8B']]} on two, a 1B's "
-        f"{alone['lead_high_pct'] - alone['lead_low_pct']:.1f} and "
-        f"{apart[2, 4096, MODELS['1B']]}",
+        f"six of an 8B on one GPU lie between {between[1, '8B']}, of a 1B between "
+        f"{between[1, '1B']}; three of each on two GPUs between {between[2, '8B']} and between "
+        f"{between[2, '1B']}",
     ]  # fmt: skip
 
 
@@ -86,10 +97,10 @@ def _rowwise_texts() -> list[str]:
     ]
 
 
-def _rates(model: str) -> list[float]:
+def _rates(machine: str, model: str) -> list[float]:
     """Return what a GPU of two received in each profiled step, GB/s."""
     found = []
-    for run in stored():
+    for run in stored(machine):
         record = run.record
         if record.study != "without-nvlink" or record.config["model"] != model:
             continue
@@ -101,49 +112,64 @@ def _rates(model: str) -> list[float]:
 
 
 def slow_links_texts() -> list[str]:
-    """What is said of two GPUs that leave NVLink unused."""
-    links = links_table(cells_of([(run_path(run), run.record) for run in stored()]))
-    rows = links.set_index(["model", "path"])
-    small, large = rows.loc[MODELS["1B"], "plain"], rows.loc[MODELS["8B"], "plain"]
-    tuned = rows.loc[MODELS["8B"], "tuned"]
-    runs = runs_of()
-    runs = runs[runs["study"].eq("without-nvlink") & runs["master_dtype"].eq("bf16")]
-    rate = runs.groupby(["precision", "model", "num_gpus"])["tokens_per_second_per_gpu"].median()
-    kept = {
-        (precision, name): f"{100 * rate[precision, model, 2] / rate[precision, model, 1]:.0f}"
-        for precision in ("bf16", "fp8_tensorwise")
-        for name, model in MODELS.items()
-        if name in ("1B", "8B")
+    """What is said of two GPUs that leave NVLink unused, in three blocks on two hosts."""
+    links = {
+        machine: links_table(cells_of([(run_path(run), run.record) for run in stored(machine)]))
+        for machine in (MACHINE, "h200x2")
     }
-    received = {name: _rates(model) for name, model in MODELS.items() if name in ("1B", "8B")}
-    every = [rate for rates in received.values() for rate in rates]
-    assert 2 * rate["bf16", MODELS["8B"], 2] < rate["bf16", MODELS["8B"], 1]
-    pairs = runs_of()
-    pairs = pairs[pairs["study"].eq("without-nvlink") & pairs["num_gpus"].eq(2)]
-    paths = ["model", "path_name", "repeat", "precision"]
-    pairs = pairs.assign(path_name=pairs["master_dtype"].map({"bf16": "plain", "fp32": "tuned"}))
-    each = pairs.set_index(paths)["tokens_per_second_per_gpu"].unstack("precision")
-    each = (100 * (each["fp8_tensorwise"] / each["bf16"] - 1)).groupby(level=[0, 1])
-    low, high = each.min().map(per_cent), each.max().map(per_cent)
-    assert set(each.size()) == {2}
-    errors = rows.loc[MODELS["8B"], ["bf16_error_pct", "fp8_error_pct"]].abs()
-    misses = [-small[f"{side}_error_pct"] for side in ("bf16", "fp8")]
+    pairs, alone = (links[machine].set_index(["model", "path"]) for machine in links)
+    runs = pd.concat([runs_of(machine) for machine in links], ignore_index=True)
+    runs = runs[runs["study"].eq("without-nvlink")]
+    runs = runs.assign(path=runs["master_dtype"].map({"bf16": "plain", "fp32": "tuned"}))
+    assert set(runs.loc[runs["machine"] == "h200x2", "repeat"]) == {2}  # the block of one pair
+    place = ["path", "num_gpus", "model", "precision", "repeat"]
+    rate = runs.set_index(place)["tokens_per_second_per_gpu"].unstack("repeat")
+    lead = 100 * (rate.xs("fp8_tensorwise", level=3) / rate.xs("bf16", level=3) - 1)
+    kept = 100 * rate.loc["plain", 2] / rate.loc["plain", 1]
+    of_large = rate.xs(MODELS["8B"], level="model").loc["plain"]
+    assert (of_large.loc[2] < of_large.loc[1] / 2).all(axis=None)
+    large, small = (lead.loc["plain", 2, MODELS[name]] for name in ("8B", "1B"))
+    tuned = lead.loc["tuned", 2, MODELS["8B"]]
+    middle = {name: per_cent(row.median())
+              for name, row in (("8B", large), ("1B", small), ("tuned", tuned))}  # fmt: skip
+    both = [per_cent(each).removesuffix(" %") for each in (tuned.min(), tuned.max())]
+    grown = 100 * (rate.loc["plain", 2][2] / rate.loc["plain", 2][[0, 1]].mean(axis=1) - 1)
+    rates = {name: _rates(MACHINE, MODELS[name]) for name in ("8B", "1B")}
+    single = _rates("h200x2", MODELS["1B"])
+    every = [one for machine in links for name in ("8B", "1B")
+             for one in _rates(machine, MODELS[name])]  # fmt: skip
+    errors = ["bf16_error_pct", "fp8_error_pct"]
+    missed = pd.concat([table.loc[MODELS["8B"], errors] for table in (pairs, alone)])
+    misses = {name: -table.loc[(MODELS["1B"], "plain"), errors]
+              for name, table in (("pairs", pairs), ("alone", alone))}  # fmt: skip
+    first = pairs.loc[MODELS["8B"], "plain"]["link_gb_per_s"]
     return [
-        f"at {large['link_gb_per_s']:.1f} GB/s (the upper quartile of its profiled steps, "
-        f"{min(every):.1f} to {max(every):.1f}",
-        f"whose exchange ran at {min(received['1B']):.1f} to {max(received['1B']):.1f} GB/s",
-        f"An 8B in document A's settings keeps {kept['bf16', '8B']} % of one GPU's tokens/s in "
-        f"BF16 and {kept['fp8_tensorwise', '8B']} % in FP8, which leads by "
-        f"{per_cent(large['measured_pct'])}",
-        f"A 1B keeps {kept['bf16', '1B']} and {kept['fp8_tensorwise', '1B']} %, and FP8 is at "
-        f"{per_cent(small['measured_pct'])}",
-        f"the 8B leads by {per_cent(tuned['measured_pct'])} on the tuned path",
-        f"{per_cent(tuned['measured_pct'])} at batch 2, tuned",
-        f"A 1B in a plain script: {per_cent(small['measured_pct'])}",
-        *(f"{low[MODELS[name], path].removesuffix(' %')} and {high[MODELS[name], path]}"
-          for name, path in (("8B", "plain"), ("1B", "plain"), ("8B", "tuned"))),
-        f"within {errors.max(axis=None):.1f} % of an 8B's steps, and {min(misses):.0f} to "
-        f"{max(misses):.0f} % below a 1B's",
-        f"{per_cent(large['predicted_pct'])} and {per_cent(tuned['predicted_pct'])} of the 8B, "
-        f"{per_cent(small['predicted_pct'])} of the 1B",
+        f"at {first:.1f} GB/s on one host and "
+        f"{alone.loc[MODELS['8B'], 'plain']['link_gb_per_s']:.1f} on another (the upper quartile "
+        f"of the profiled steps, {min(every):.1f} to {max(every):.1f}",
+        _row("8B, BF16 keeps", kept.loc[MODELS["8B"], "bf16"], "{:.0f} %".format),
+        _row("8B, FP8 keeps", kept.loc[MODELS["8B"], "fp8_tensorwise"], "{:.0f} %".format),
+        _row("8B, FP8's lead", large, per_cent),
+        _row("1B, BF16 keeps", kept.loc[MODELS["1B"], "bf16"], "{:.0f} %".format),
+        _row("1B, FP8 keeps", kept.loc[MODELS["1B"], "fp8_tensorwise"], "{:.0f} %".format),
+        _row("1B, FP8's lead", small, per_cent),
+        _row("8B tuned at batch 2, FP8's lead", tuned, per_cent),
+        f"made {grown.min():.0f} to {grown.max():.0f} % more tokens/s than in the mean of the "
+        "other two",
+        f"{middle['tuned']} ({both[0]} to {both[1]}) at batch 2, tuned",
+        f"A 1B in a plain script: {middle['1B']}",
+        f"within {missed.abs().max(axis=None):.1f} % of an 8B's steps. A 1B's it puts "
+        f"{misses['pairs'].min():.0f} and {misses['pairs'].max():.0f} % too short where two pairs "
+        f"exchanged, {misses['alone'].min():.0f} and {misses['alone'].max():.0f} % where one did",
+        f"whose exchange ran at {min(rates['1B']):.1f} to {max(rates['1B']):.1f} GB/s, and at "
+        f"{min(single):.1f} and {max(single):.1f} alone",
+        f"{per_cent(pairs.loc[MODELS['8B'], 'plain']['predicted_pct'])} and "
+        f"{per_cent(pairs.loc[MODELS['8B'], 'tuned']['predicted_pct'])} of the 8B, "
+        f"{per_cent(alone.loc[MODELS['1B'], 'plain']['predicted_pct'])} to "
+        f"{per_cent(pairs.loc[MODELS['1B'], 'plain']['predicted_pct'])} of the 1B",
     ]  # fmt: skip
+
+
+def _row(name: str, blocks: pd.Series, told: Callable[[float], str]) -> str:
+    """Write one row of the table of blocks, but for what was expected."""
+    return f"| {name} | {' | '.join(told(blocks[block]) for block in range(3))} |"

@@ -162,7 +162,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *document_b_texts(),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
-            for study in ("document-a-grid", "tuned-switches", "best-batch", "small-products")
+            for study in ("tuned-switches", "best-batch", "small-products")
         ),
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),

@@ -1,6 +1,7 @@
 """What a study's plan says of its losses, of what was expected and of runs without a partner."""
 
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,19 @@ def test_the_plan_says_what_was_expected_and_the_margin() -> None:
     text = " ".join(plan_text(study, LAPTOP).split())
     assert "judged at ±0.5 % of BF16's. Expected: They are equal." in text
     assert "Expected" not in plan_text(load(), LAPTOP)
+
+
+@pytest.mark.parametrize(("status", "why"), [("failed", "says 'failed'"), ("damaged", "damaged")])
+def test_the_plan_says_why_a_run_with_a_record_runs_again(status: str, why: str) -> None:
+    study = load(seeds=[0, 1, 2])
+    done, again, never = study.runs
+    finish(done)
+    assert "again" not in plan_text(study, LAPTOP)
+    finish(again, status="completed" if status == "damaged" else status)
+    if status == "damaged":
+        (again.run_dir / "run.json").write_text('{"half')
+    text = " ".join(plan_text(study, LAPTOP).split())
+    (line,) = re.findall(r"to do again \((\w+)\): the record ([^;.]*)", text)
+    assert line[0] == again.config.digest() != never.config.digest()
+    assert why in line[1]
+    assert "3 runs, 1 done, 2 to do" in text

@@ -42,6 +42,8 @@ _KEYS: dict[str, Any] = {
 _ARM_KEYS: dict[str, Any] = {"seeds": [int], "gpus": [int], "minutes": float, "why": str}
 #: Where a run's steps may be.
 _METRICS = ("metrics.jsonl", "metrics.jsonl.gz")
+#: What is wrong with a record that is not its run's result, by the name it is set aside under.
+WRONG = {"corrupt": "or its metrics are damaged", "other": "is not this run's"}
 _EMPTY = "the list is empty; give values or remove it"
 
 
@@ -82,17 +84,36 @@ class Study:
     """Whether GPUs are to do its runs: what a CPU did, with emulated FP8, is none of them then."""
 
     def pending(self) -> list[PlannedRun]:
-        return [run for run in self.runs if _what_is_missing(run, self.on_gpu) is not None]
+        return [run for run in self.runs if self.missing(run)]
+
+    def missing(self, run: PlannedRun) -> str | None:
+        """Return None for a run with a result, else what there is instead: a status, or of `WRONG`."""
+        path = run.run_dir / "run.json"
+        if not path.exists():
+            return "nothing"
+        files = [path, *(run.run_dir / name for name in _METRICS)]
+        stats = [file.stat() for file in files if file.exists()]
+        written = tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+        try:
+            record = _whole_record(run.run_dir, written)
+        except NewerRecord:
+            return None  # a result that we cannot read is still one
+        except UserError:
+            return "corrupt"
+        device = record.machine.get("device")
+        done, planned = (completed(c, device) for c in (record.config, run.config.to_dict()))
+        if done != planned or (self.on_gpu and device == "cpu"):
+            return "other"
+        return None if record.status in RESULTS else record.status
 
     def make_room(self) -> None:
         """Set aside the records that hold no result, so that their runs can be repeated."""
         for run in self.runs:
-            path, reason = run.run_dir / "run.json", _what_is_missing(run, self.on_gpu)
+            path, reason = run.run_dir / "run.json", self.missing(run)
             if reason is not None and path.exists():
                 kept = set_aside(path, reason)
-                wrong = {"corrupt": "or its metrics are damaged", "other": "is not this run's"}
-                if reason in wrong:
-                    print(f"{reason} record: '{path}' {wrong[reason]}; set aside as {kept.name}")
+                if reason in WRONG:
+                    print(f"{reason} record: '{path}' {WRONG[reason]}; set aside as {kept.name}")
                 if reason == "corrupt":  # with what a new start would cut, or go on from
                     for part in (*_METRICS, "checkpoints"):
                         if (run.run_dir / part).exists():
@@ -309,27 +330,6 @@ def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> Pla
     model = config.model.rstrip("/").split("/")[-1].replace("{", "").replace("}", "")  # wildcards
     run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
     return PlannedRun(run_id, config, own_results() / study / run_id, **told)
-
-
-def _what_is_missing(run: PlannedRun, on_gpu: bool) -> str | None:
-    """Return None for a run with a result, else what there is instead of one."""
-    path = run.run_dir / "run.json"
-    if not path.exists():
-        return "nothing"
-    files = [path, *(run.run_dir / name for name in _METRICS)]
-    stats = (file.stat() for file in files if file.exists())
-    written = tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
-    try:
-        record = _whole_record(run.run_dir, written)
-    except NewerRecord:
-        return None  # a result that we cannot read is still one
-    except UserError:
-        return "corrupt"
-    device = record.machine.get("device")
-    done, planned = (completed(c, device) for c in (record.config, run.config.to_dict()))
-    if done != planned or (on_gpu and device == "cpu"):
-        return "other"
-    return None if record.status in RESULTS else record.status
 
 
 @functools.cache

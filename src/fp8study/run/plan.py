@@ -24,6 +24,7 @@ from fp8study.core.words import count
 from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
+from fp8study.run.chosen.notes import done_before
 from fp8study.run.chosen.study import too_few_pairs
 from fp8study.run.defaults import better_than_asked
 from fp8study.run.machine import Machine, unsupported_gpu
@@ -150,7 +151,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         f"Study {study.name}: {study.question}",
         f"On {where}. {count(len(study.runs), 'run')}, {num_done} done, "
         f"{len(pending)} to do"
-        + ("." if cluster or not pending else f", {_about(minutes)}.")
+        + ("." if cluster or not pending else f", about {max(1, round(minutes)):,} min.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
         f"{judged}." + f" Expected: {study.expectation}" * bool(study.expectation),
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
@@ -175,6 +176,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         *dict.fromkeys((*study.notes, *(too_few_pairs(study) if compares else ()))),
         _other_margin(study, done),
         *_written_since(done),
+        *done_before(study, pending),
         _without_hub(pending),
         _unpaired(pending, impossible),
         *_faster_ways(study, pending, machine),
@@ -187,10 +189,6 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))
-
-
-def _about(minutes: float) -> str:
-    return f"about {minutes:,.0f} min" if minutes >= 1 else "about a minute"
 
 
 def _records(study: Study, pending: list[PlannedRun]) -> list[RunRecord]:

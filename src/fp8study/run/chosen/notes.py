@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fp8study.core.config import RunConfig
 from fp8study.core.hardware import FP8_CAPABILITY
+from fp8study.core.studies import WRONG, PlannedRun, Study
 from fp8study.core.words import count, listed
 from fp8study.run.chosen.timetable import Cell, cell_of
 from fp8study.run.machine import Machine
@@ -30,6 +31,19 @@ def what_is_special(machine: Machine) -> list[str]:
         if newer:
             notes[-1] += f". CUDA_VISIBLE_DEVICES={','.join(map(str, newer))} keeps those with FP8"
     return notes
+
+
+def done_before(study: Study, pending: list[PlannedRun]) -> list[str]:
+    """Say which pending runs have a record already, and why they are done again."""
+    by_reason: dict[str, list[str]] = {}
+    for run in pending:
+        by_reason.setdefault(study.missing(run) or "", []).append(run.config.digest())
+    return [
+        f"to do again ({', '.join(runs)}): the record "
+        + (f"{WRONG[why]}; it will be kept aside" if why in WRONG else f"says '{why}'")
+        for why, runs in by_reason.items()
+        if why != "nothing"
+    ]
 
 
 def blocks_in_words(cells: Iterable[Cell], baselines: Iterable[RunConfig]) -> str:

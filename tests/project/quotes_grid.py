@@ -118,6 +118,9 @@ def slow_links_texts() -> list[str]:
         for machine in (MACHINE, "h200x2")
     }
     pairs, alone = (links[machine].set_index(["model", "path"]) for machine in links)
+    every_run = [run for machine in links for run in stored(machine)]
+    pooled = links_table(cells_of([(run_path(run), run.record) for run in every_run]))
+    pooled = pooled.set_index(["model", "path"])["measured_pct"].map(per_cent)
     runs = pd.concat([runs_of(machine) for machine in links], ignore_index=True)
     runs = runs[runs["study"].eq("without-nvlink")]
     runs = runs.assign(path=runs["master_dtype"].map({"bf16": "plain", "fp32": "tuned"}))
@@ -130,8 +133,6 @@ def slow_links_texts() -> list[str]:
     assert (of_large.loc[2] < of_large.loc[1] / 2).all(axis=None)
     large, small = (lead.loc["plain", 2, MODELS[name]] for name in ("8B", "1B"))
     tuned = lead.loc["tuned", 2, MODELS["8B"]]
-    middle = {name: per_cent(row.median())
-              for name, row in (("8B", large), ("1B", small), ("tuned", tuned))}  # fmt: skip
     both = [per_cent(each).removesuffix(" %") for each in (tuned.min(), tuned.max())]
     grown = 100 * (rate.loc["plain", 2][2] / rate.loc["plain", 2][[0, 1]].mean(axis=1) - 1)
     rates = {name: _rates(MACHINE, MODELS[name]) for name in ("8B", "1B")}
@@ -156,8 +157,10 @@ def slow_links_texts() -> list[str]:
         _row("8B tuned at batch 2, FP8's lead", tuned, per_cent),
         f"made {grown.min():.0f} to {grown.max():.0f} % more tokens/s than in the mean of the "
         "other two",
-        f"{middle['tuned']} ({both[0]} to {both[1]}) at batch 2, tuned",
-        f"A 1B in a plain script: {middle['1B']}",
+        f"{pooled[MODELS['8B'], 'tuned']} ({both[0]} to {both[1]}) at batch 2, tuned",
+        f"A 1B in a plain script: {pooled[MODELS['1B'], 'plain']}",
+        f"of median rates they are {pooled[MODELS['8B'], 'plain']} with the 8B, "
+        f"{pooled[MODELS['1B'], 'plain']} with the 1B and {pooled[MODELS['8B'], 'tuned']} tuned",
         f"within {missed.abs().max(axis=None):.1f} % of an 8B's steps. A 1B's it puts "
         f"{misses['pairs'].min():.0f} and {misses['pairs'].max():.0f} % too short where two pairs "
         f"exchanged, {misses['alone'].min():.0f} and {misses['alone'].max():.0f} % where one did",

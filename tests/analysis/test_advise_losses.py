@@ -9,7 +9,8 @@ import pytest
 
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.figures import MEASURED, PREDICTED
-from fp8study.analysis.advice.loss_evidence import nearest_losses, read_loss_gaps
+from fp8study.analysis.advice.loss_evidence import nearest_losses
+from fp8study.analysis.advice.question import _advisor
 from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.shape import shape_of
@@ -76,7 +77,7 @@ def test_how_far_an_undecided_loss_is_off_is_told_with_it() -> None:
 
 
 def test_a_run_that_changes_its_precision_is_no_evidence_of_a_loss_in_fp8() -> None:
-    table = read_loss_gaps(ROOT / "results")
+    table = _advisor(ROOT / "results").decisions.gaps
     changes = table["arm"].str.contains("schedule")
     assert changes.any()
     table = table.assign(num_pairs=table["num_pairs"].mask(changes, 100))
@@ -89,7 +90,7 @@ def test_a_run_that_changes_its_precision_is_no_evidence_of_a_loss_in_fp8() -> N
 
 @pytest.mark.parametrize("kind", ["schedule bf16:1 fp8", "skips nothing", "fast accumulation"])
 def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
-    table = read_loss_gaps(ROOT / "results")
+    table = _advisor(ROOT / "results").decisions.gaps
     other = table.assign(arm=table["arm"] + f", {kind}", num_pairs=100, gap_pct=10.0)
     told, without = (
         nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise", 1)
@@ -99,7 +100,7 @@ def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
 
 
 def test_a_model_that_went_on_in_fp8_is_no_evidence_of_pre_training() -> None:
-    table = read_loss_gaps(ROOT / "results")
+    table = _advisor(ROOT / "results").decisions.gaps
     other = table.assign(setting=table["setting"] + f", {FROM_WEIGHTS}", num_pairs=100)
     told, without = (
         nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise", 1)
@@ -165,7 +166,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
 
 
 def test_a_smaller_model_than_any_is_told_so() -> None:
-    table, runs = read_loss_gaps(ROOT / "results"), []
+    table, runs = _advisor(ROOT / "results").decisions.gaps, []
     shape = dataclasses.replace(shape_of("llama-3.2-1b"), num_layers=1)
     told = nearest_losses(table, runs, shape, "fp8_tensorwise", 1)[1]
     assert told[-1] == "models of fewer than 1.2 billion weights"

@@ -9,8 +9,8 @@ from fp8study.analysis.advice.advise import Advisor
 from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.evidence import Decisions
 from fp8study.analysis.advice.figures import MEASURED
-from fp8study.analysis.advice.loss_evidence import read_loss_gaps
 from fp8study.analysis.advice.other_trainers import read_peers_leads
+from fp8study.analysis.advice.question import _advisor
 from fp8study.analysis.laws.cells import read_runs, recorded_config
 from fp8study.core.hardware import find_peak
 from fp8study.report.advice_text import advice_text
@@ -21,8 +21,9 @@ from tests.checkout import ROOT
 @pytest.fixture(scope="module")
 def advisor():
     results = ROOT / "results"
-    gaps, peers = read_loss_gaps(results), read_peers_leads(results)
-    return Advisor(read_runs(results), gaps, Decisions([]), peers)
+    nothing = Decisions([])
+    nothing.gaps = _advisor(results).decisions.gaps
+    return Advisor(read_runs(results), nothing, read_peers_leads(results))
 
 
 @pytest.fixture(scope="module", params=["h100x1", "h200x1", "h200x2", "h200x4"])

@@ -14,6 +14,7 @@ import pandas as pd
 
 from fp8study.analysis.runs.frames import PLACE, place_of
 from fp8study.analysis.runs.pairing import (
+    ARM,
     healthy,
     in_fp8,
     medians_by,
@@ -27,10 +28,7 @@ from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.recipes import ARITHMETICS
 from fp8study.core.records import StoredRun
 
-ARM = [
-    "machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting",
-    "precision", "arm", "stale", "arm_key", "pair_key", "partner_key",
-]  # fmt: skip
+_ARM = [*ARM, "partner_key"]
 
 #: Kinds of kernels in the order in which they are shown; see `fp8study.measure.trace.kind_of`.
 KINDS = ("gemm_fp8", "gemm_bf16", "attention", "fused", "loss", "optimizer", "copy",
@@ -84,10 +82,10 @@ def _by_arm(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
     chosen = frame[frame["device"] == "cuda"]
     values = pd.DataFrame({new: numbers(chosen, old) for new, old in columns.items()})
     values = values[values.notna().any(axis=1)]
-    table = pd.concat([chosen.loc[values.index, [*ARM, "run_ids"]], values], axis=1)
+    table = pd.concat([chosen.loc[values.index, [*_ARM, "run_ids"]], values], axis=1)
     if table.empty:
-        return pd.DataFrame(columns=[*ARM, "num_runs", "run_ids", *columns])
-    return ordered(medians_by(table, ["arm_key"], list(columns), ARM).reset_index())
+        return pd.DataFrame(columns=[*_ARM, "num_runs", "run_ids", *columns])
+    return ordered(medians_by(table, ["arm_key"], list(columns), _ARM).reset_index())
 
 
 def beside_bf16(table: pd.DataFrame, base: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
@@ -203,7 +201,7 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     seeds = medians_of_repeats(chosen.assign(**values), [*columns])
     pairs = pairs_of(seeds, "joule_per_token")
     pairs = healthy(pairs[~(pairs["timing_void"] | pairs["timing_void_bf16"])])
-    table = medians_of_seeds(seeds, pairs, [*columns], ARM)
+    table = medians_of_seeds(seeds, pairs, [*columns], _ARM)
     change = 100 * (pairs["joule_per_token"] / pairs["joule_per_token_bf16"] - 1)
     table["change_pct"] = change.groupby(pairs["arm_key"]).median()
     return ordered(table.reset_index())
@@ -217,13 +215,13 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
     ``inside_gib`` and ``between_gib`` part the sum of all. Of an arm the last run counts.
     """
     moved = _items(frame, "step.communication")
-    runs = frame.loc[moved.index.unique(), [*ARM, "run_ids"]].drop_duplicates(
+    runs = frame.loc[moved.index.unique(), [*_ARM, "run_ids"]].drop_duplicates(
         "arm_key", keep="last"
     )
     if runs.empty:
         names = ["all_gather_gib", "all_gather_dtypes", "all_gather_change_pct",
                  "reduce_scatter_gib", "reduce_scatter_dtypes"]  # fmt: skip
-        return pd.DataFrame(columns=[*ARM, "run_ids", *names])
+        return pd.DataFrame(columns=[*_ARM, "run_ids", *names])
     for collective in ("all_gather", "reduce_scatter", "all_reduce"):
         parts = moved[moved["collective"] == collective].groupby(level=0)
         runs[f"{collective}_gib"] = parts["gib"].sum()
@@ -264,8 +262,8 @@ def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
             "moved_pct": 100 - float(runs["audit.stalled_pct"].astype(float).median()),
             "problems": next(filter(None, runs["audit.problems"]), "none"),
         }
-        rows.append(run[ARM].to_dict() | found)
-    return ordered(pd.DataFrame(rows, columns=None if rows else ARM))
+        rows.append(run[_ARM].to_dict() | found)
+    return ordered(pd.DataFrame(rows, columns=None if rows else _ARM))
 
 
 def _list(names: object) -> str:
@@ -305,7 +303,7 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     over the difference of their steps; 0 where FP8 also starts sooner, infinite where its step is
     no shorter. Arms whose allocator was in distress are left out.
     """
-    columns = [*ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
+    columns = [*_ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
                "step_time_ms", "step_time_ms_bf16", "break_even_steps",
                "run_ids"]  # fmt: skip
     timed = (frame["device"] == "cuda") & frame["warm_up_seconds"].notna()
@@ -315,7 +313,7 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     counts = calm[["compile_cache_hits", "compile_cache_misses"]].astype(float).to_numpy()
     states = [cache_state(*counted) for counted in counts]
     calm = calm.assign(cache=states)
-    table = medians_by(calm, ["arm_key", "cache"], ["warm_up_seconds"], ARM)
+    table = medians_by(calm, ["arm_key", "cache"], ["warm_up_seconds"], _ARM)
     # A step is as long with a cold cache as with a warm one.
     arms = calm.groupby("arm_key")
     steps = arms["step_time_ms_median"].median().rename("step_time_ms")

@@ -40,7 +40,7 @@ SMOOTHING_STEPS = 20
 LOSS_GAP_COLUMNS = [
     *ARM, "num_pairs", "num_lost", "pairs", "epochs", "num_diverged", "loss_bf16", "loss",
     "learnt_pct", "gap", "gap_pct", "gap_pct_low_90", "gap_pct_high_90", "gap_pct_low_95",
-    "gap_pct_high_95", "interval", "p_value", "p_holm", "detectable_pct", "margin_pct", "judged",
+    "gap_pct_high_95", "p_value", "p_holm", "detectable_pct", "margin_pct", "judged",
     "verdict", "swept", "run_ids",
 ]  # fmt: skip
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
@@ -164,14 +164,6 @@ def _gap_row(
     margin = float((group if len(group) else diverged)["margin_pct"].iloc[0])
     found = stats.judged(gap_pct.tolist(), margin, "gap_pct")
     num_pairs, num_lost = len(group), len(seeds - set(group["seed"]))
-    texts = [
-        f"{level} %: {stats.interval_text(found[f'low_{level}'], found[f'high_{level}'])}"
-        for level in (90, 95)
-    ]
-    interval = "; ".join(text.replace(" ", "\u00a0") for text in texts)
-    if num_pairs < MIN_PAIRS_FOR_INTERVAL:
-        said = {0: "no pair", 1: "one pair"}.get(num_pairs, f"{num_pairs} pairs")
-        interval = f"{said}: no interval"
     judged = found["verdict"]
     if len(diverged):
         judged = f"diverged in {len(diverged)} of {num_pairs + len(diverged)} seeds"
@@ -190,7 +182,6 @@ def _gap_row(
             "loss": group[loss].mean(),
             "learnt_pct": (100 * (1 - group[f"{loss}_bf16"] / group["unigram_loss"])).mean(),
             "gap": gap.mean(),
-            "interval": interval,
             "margin_pct": margin,
             "judged": judged,
             "verdict": DIVERGED if len(diverged) else found["verdict"],

@@ -87,7 +87,7 @@ class Study:
         return [run for run in self.runs if self.missing(run)]
 
     def missing(self, run: PlannedRun) -> str | None:
-        """Return None for a run with a result, else what there is instead: a status, or of `WRONG`."""
+        """Return None for a run with a result, else its status or what of `WRONG` it has."""
         path = run.run_dir / "run.json"
         if not path.exists():
             return "nothing"

@@ -40,7 +40,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "gain_pct": ("gain in tokens/s, %", "+.1f"),
     "num_sessions": ("sessions", "d"),
     "recipe": ("precision", ""),
-    "by_session": ("lead by session, %", ""),
     "action": ("what to do", ""),
     "energy_change_pct": ("energy, %", "+.1f"),
     "loss": ("FP8's loss", ""),
@@ -135,11 +134,6 @@ DECISIONS = _layout(
 BESIDE = _layout(
     "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",
     "{model}: your machine ({gpus}), then {machine_other}",
-)
-SESSIONS = _layout(
-    "num_gpus micro_batch_size by_session lead_pct form",
-    "{model} on {machine}",
-    lead_pct="pooled, %",
 )
 SWITCHES = _layout(
     "setting recipe gain_pct ci num_blocks num_sessions",

@@ -101,16 +101,6 @@ def _lines(*parts: str) -> str:
     return " ".join(part.replace(" ", "\u00a0").replace("-", "\u2011") for part in parts if part)
 
 
-def sessions(decided: pd.DataFrame) -> pd.DataFrame:
-    """Return the settings that several sessions timed, with each session's own lead in words."""
-    found = decided[decided["num_sessions"] > 1]
-    leads = found["sessions"].str.findall(r"[+-][\d.]+(?= %)").str.join(", ")
-    return found.assign(
-        by_session=leads.str.replace("-", "\u2212").str.replace(" ", "\u00a0"),
-        form=[_form(row) for _, row in found.iterrows()],
-    )
-
-
 def gains(table: pd.DataFrame) -> pd.DataFrame:
     """Return what single switches of today give, where more than one block timed them."""
     parts = table["setting"] + table["setting_plain"]

@@ -75,15 +75,12 @@ class Advisor:
 
     Args:
         runs: Committed ones, from `fp8study.analysis.laws.cells.read_runs`.
-        loss_gaps: Rows of the report's table of loss gaps.
         decisions: What the report decides, of these runs and the reader's own.
         peers: Other trainers' leads, from `read_peers_leads`.
     """
 
-    def __init__(
-        self, runs: Runs, loss_gaps: pd.DataFrame, decisions: Decisions, peers: pd.DataFrame
-    ) -> None:
-        self.runs, self.loss_gaps, self.decisions, self.peers = runs, loss_gaps, decisions, peers
+    def __init__(self, runs: Runs, decisions: Decisions, peers: pd.DataFrame) -> None:
+        self.runs, self.decisions, self.peers = runs, decisions, peers
         cells = cells_of(runs)
         self.timed = [cell for cell in cells if is_fitted(cell)]
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
@@ -138,7 +135,7 @@ class Advisor:
         gpu_name, shape, by_law, best = case.gpu_name, case.shape, case.by_law, case.chosen
         first = case.verdicts[0]
         evidence, uncovered = nearest_losses(
-            self.loss_gaps, self.runs, shape, best.precision, config.num_gpus, first.loss
+            self.decisions.gaps, self.runs, shape, best.precision, config.num_gpus, first.loss
         )
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         shown = {"bf16": config, best.precision: fp8}
@@ -200,7 +197,7 @@ class Advisor:
             ),
             loss_evidence=evidence,
             from_weights=from_weights(
-                self.loss_gaps, self.runs, shape, best.precision, config.num_gpus
+                self.decisions.gaps, self.runs, shape, best.precision, config.num_gpus
             ),
             loss_uncovered=(*uncovered, *formats_uncovered(config, first.loss)),
             changes=otherwise.changes(),

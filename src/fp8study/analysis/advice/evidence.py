@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.advice.figures import Quantity, Row, lead_of
+from fp8study.analysis.advice.loss_evidence import pooled_losses, reference_gaps
 from fp8study.analysis.decision import (
     CHECK,
     FP8,
@@ -115,7 +116,8 @@ class Decisions:
             warnings.simplefilter("ignore", UserWarning)  # the report tells them
             self.runs = runs_frame(stored)
         self.leads = with_own_heads(leads_table(self.runs))
-        self.pooled = pooled_table(stored, self.runs)
+        pooled = pooled_losses(pooled_table(stored, self.runs))
+        self.gaps = pd.concat([reference_gaps(self.runs), pooled])
         self.losses = judged_losses(loss_gap_table(self.runs), self.runs)
         self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
 

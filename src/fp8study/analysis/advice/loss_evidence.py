@@ -1,9 +1,8 @@
-"""What the committed tables say of FP8's loss, nearest to a model that is asked about."""
+"""What records say of FP8's loss, nearest to a model that is asked about."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -14,10 +13,10 @@ from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.floors import RANDOM, pooled_fp8, scatter_table
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
-from fp8study.analysis.losses import comparisons
+from fp8study.analysis.losses import comparisons, loss_gap_table
 from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS, num_kernels
-from fp8study.analysis.runs.pairing import healthy
+from fp8study.analysis.runs.pairing import healthy, shorten_arms
 from fp8study.analysis.stats import interval_text
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
@@ -28,17 +27,18 @@ from fp8study.core.words import count, number, rate
 _OF_A_STEP = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
 
 
-def read_loss_gaps(results: Path) -> pd.DataFrame:
-    """Read the tables of loss gaps that are committed with the records, of unseen text first.
+def reference_gaps(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the loss gaps of the records that come with the package, of unseen text first.
 
-    ``loss`` says which: ``validation`` or ``training``.
+    `runs` is `runs_frame` of any records; ``loss`` says which: ``validation`` or ``training``.
     """
-    tables = [
-        pd.read_csv(path).assign(loss=loss)
-        for loss, name in (("validation", "validation-gaps"), ("training", "loss-gaps"))
-        for path in sorted(results.glob(f"reference/*/tables/{name}.csv"))
-    ]
-    return pd.concat(tables) if tables else pd.DataFrame()
+    runs = shorten_arms(runs[runs["machine"] != "local"])
+    return pd.concat(
+        [
+            loss_gap_table(runs, "validation_loss").assign(loss="validation"),
+            loss_gap_table(runs).assign(loss="training"),
+        ]
+    )
 
 
 def scatter_near(runs: pd.DataFrame, shape: ModelShape, learning_rate: float) -> pd.DataFrame:
@@ -66,17 +66,16 @@ def scatter_near(runs: pd.DataFrame, shape: ModelShape, learning_rate: float) ->
 
 
 def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:
-    """Write the FP8 rows of `fp8study.analysis.floors.pooled_table` as those of `read_loss_gaps`.
+    """Write the FP8 rows of `fp8study.analysis.floors.pooled_table` as those of `reference_gaps`.
 
     Those with an interval.
     """
     pooled = pooled_fp8(pooled)
     pooled = pooled[pooled["low_90"].notna()]
-    ends = zip(pooled["low_90"], pooled["high_90"], strict=True)
+    pooled = pooled.rename(columns={"low_90": "gap_pct_low_90", "high_90": "gap_pct_high_90"})
     return pooled.assign(
         loss="validation", stale=False, swept=False, learnt_pct=float("nan"), arm=pooled["what"],
         machine=pooled["machines"].str.replace(", ", "+"),
-        interval=["90 %: " + interval_text(low, high) for low, high in ends],
     )  # fmt: skip
 
 
@@ -225,7 +224,12 @@ def _says(table: pd.DataFrame) -> pd.Series:
 
 def _ends(row: pd.Series) -> str:
     """Write the 90 % interval, by which losses are judged."""
-    return str(row["interval"].partition(";")[0])
+    low, high = row["gap_pct_low_90"], row["gap_pct_high_90"]
+    return (
+        f"90 %: {interval_text(low, high)}"
+        if low == low
+        else f"{count(row['num_pairs'], 'pair')}: no interval"
+    )
 
 
 def _told(row: pd.Series) -> str:

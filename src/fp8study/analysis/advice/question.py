@@ -8,13 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fp8study.analysis.advice.advise import Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
-from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.advice.other_trainers import read_peers_leads
 from fp8study.analysis.advice.steps import Steps
 from fp8study.analysis.laws.cells import read_runs
@@ -221,8 +218,7 @@ def _advisor(results: Path) -> Advisor:
         (folder / "run.json" for folder in files),
         lambda: Decisions([*runs, *own]),
     )
-    gaps = pd.concat([read_loss_gaps(results), pooled_losses(decisions.pooled)])
-    return Advisor(runs, gaps, decisions, read_peers_leads(results))
+    return Advisor(runs, decisions, read_peers_leads(results))
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:

@@ -241,8 +241,6 @@ class LawErrors:
     num_leads: int
     mean_points: float | None
     most_points: float | None
-    host_points: float | None
-    gpu_points: float | None
     num_memory: int
     mean_pct: float | None
     num_missed: int

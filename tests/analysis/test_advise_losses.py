@@ -101,6 +101,7 @@ def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
 
 def test_a_model_that_went_on_in_fp8_is_no_evidence_of_pre_training() -> None:
     table = _advisor(ROOT / "results").decisions.gaps
+    table = table[table["setting"].notna()]  # as rows of one machine have it
     other = table.assign(setting=table["setting"] + f", {FROM_WEIGHTS}", num_pairs=100)
     told, without = (
         nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise", 1)

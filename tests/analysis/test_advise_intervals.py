@@ -230,12 +230,37 @@ def test_layers_are_recomputed_only_where_that_makes_room(batch: int) -> None:
     assert there.verdict.lead_pct.value == pytest.approx(found.instead.lead_pct.value)
 
 
-def test_no_larger_batch_is_named_that_makes_a_precision_slower(
+def test_where_bf16_is_slower_so_the_lead_is_over_bf16_as_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(account, "wider", lambda num_beyond: 1.0 + num_beyond)
-    found = ask("qwen3-14b", 8, "h100-80gb")  # which fits with recomputed layers alone
-    assert found.verdict.action == MORE and found.instead is None
+    found = ask("qwen3-14b", 8, "h100-80gb")  # which has room for more with recomputed layers alone
+    assert found.verdict.action == MORE and found.instead
+    assert found.instead.what == "micro_batch_size=2 activation_checkpointing=true"
+    there = answer(question_for([], "qwen3-14b", 8, 4096, 2, "h100-80gb",
+                                {"activation_checkpointing": True}))  # fmt: skip
+    rates = [[option.tokens_per_second_per_gpu.value for option in (each.options[0], each.chosen)]
+             for each in (found, there)]  # fmt: skip
+    (bf16, fp8), (bf16_there, fp8_there) = rates
+    assert bf16_there < bf16 and fp8 < fp8_there
+    lead = found.instead.lead_pct
+    assert lead.value == pytest.approx(100 * (fp8_there / bf16 - 1), abs=0.1)
+    assert 0 < lead.low < there.verdict.lead_pct.low and lead.value < there.verdict.lead_pct.value
+    assert f") over the faster BF16, {lead.kind}" in " ".join(advice_text(found).split())
+
+
+def test_an_open_answer_names_the_graph_by_which_fp8_surely_pays() -> None:
+    clips = {"max_grad_norm": 1.0}
+    found = answer(question_for([], "qwen3-4b", 2, 4096, 2, "h100-80gb", clips))
+    assert found.verdict.action == MORE and found.instead
+    assert found.instead.what == "step_launch=as_graph"
+    there, by_kernel = (
+        answer(question_for([], "qwen3-4b", 2, 4096, 2, "h100-80gb", clips | {"step_launch": how}))
+        for how in ("as_graph", "by_kernel")
+    )
+    assert there.verdict.action == CHECK
+    assert there.verdict.lead_pct.value == pytest.approx(found.instead.lead_pct.value)
+    assert by_kernel.instead is None or "as_graph" not in by_kernel.instead.what
 
 
 def test_an_open_answer_says_what_is_known_of_clipped_steps() -> None:

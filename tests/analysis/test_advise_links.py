@@ -42,8 +42,8 @@ def test_links_are_those_of_an_h200_with_nvlink_or_without() -> None:
     rates = {gpu.name_part: on_gpu(c, gpu).link_gb_per_s for gpu in GPU_PEAKS}
     assert rates["H200"] == rates["H100"] == c.link_gb_per_s
     assert rates["B200"] == 2 * c.link_gb_per_s
-    assert rates["H200 NVL"] == rates["RTX 5090"] == 24.0
-    assert rates["L40S"] == rates["RTX 4090"] == 12.0
+    assert rates["H200 NVL"] == rates["RTX 5090"] == 24.25
+    assert rates["L40S"] == rates["RTX 4090"] == 12.125
     linked = {gpu.name_part for gpu in GPU_PEAKS if gpu.has_nvlink}
     assert {"GB200", "B300", "GH200", "H800", "H20", "A100"} <= linked
     assert not linked & {"H800 PCIe", "H100 NVL", "L4", "RTX PRO 6000"}
@@ -96,7 +96,7 @@ def test_a_rate_that_is_named_is_no_range() -> None:
         assert any("links between GPUs" in line and said in line for line in found.beyond)
         return found.verdict.lead_pct
 
-    assumed, named, faster = lead(None), lead(24.0), lead(200.0)
+    assumed, named, faster = lead(None), lead(24.25), lead(200.0)
     assert named.value == pytest.approx(assumed.value)
     assert named.high - named.low < assumed.high - assumed.low
     assert faster.value > named.value + 10

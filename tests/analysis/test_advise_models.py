@@ -9,6 +9,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
+from fp8study.analysis.advice import question
 from fp8study.analysis.advice.figures import MODELLED
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws.shape import shape_of
@@ -73,13 +74,13 @@ def test_such_a_job_has_time_for_its_steps(tmp_path, monkeypatch):
     """Of 16 passes at 8,192 tokens one takes 13 s by the law: a hundred took longer than a job."""
     clipped = {"max_grad_norm": 1.0}
     asked = question_for([], "llama-3.1-8b", 64, 8192, 1, "h100-80gb", clipped, None, 1024)
-    for question in (asked, question_for([], "llama-3.1-8b", 16, 4096, 1, "h200")):
-        found = answer(question)
+    for each in (asked, question_for([], "llama-3.1-8b", 16, 4096, 1, "h200")):
+        found = answer(each)
         content = yaml.safe_load(found.study)
         base, rate = content["base"], min(
             option.tokens_per_second_per_gpu.value for option in (found.options[0], found.chosen)
         )  # fmt: skip
-        minutes = base["num_steps"] * question.config.tokens_per_step / rate / base["num_gpus"] / 60
+        minutes = base["num_steps"] * each.config.tokens_per_step / rate / base["num_gpus"] / 60
         assert minutes + 3 < content["minutes_per_run"] < 3 * minutes + 7
         assert base["num_steps"] >= base["num_warmup_steps"] + 10
 
@@ -168,3 +169,35 @@ def test_rows_that_do_not_divide_by_the_gpus_are_told_where_fp8_is_not_gathered(
     for num_gpus, is_told in ((6, True), (8, False), (1, False)):
         found = answer(question_for([], "llama-3.1-8b", num_gpus, 4096, 1, "h100-80gb"))
         assert (told in advice_text(found)) == is_told
+
+
+def test_a_model_like_a_preset_is_answered_as_that_unless_it_ran_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shape = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 131072,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    with pytest.warns(UserWarning, match=f"'{folder}' has the shape of llama-3.1-8b"):
+        asked = question_for([], str(folder), 1, 4096, 1, "h200")
+    assert asked == question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
+    own = tmp_path / "results/local/study/mine-bf16-1gpu-s0-12345678"
+    own.mkdir(parents=True)
+    (own / "run.json").touch()
+    monkeypatch.setattr(question, "own_results", lambda: tmp_path / "results/local")
+    assert question_for([], str(folder), 1, 4096, 1, "h200").config.model == str(folder)
+    (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 31}))
+    monkeypatch.undo()
+    assert question_for([], str(folder), 1, 4096, 1, "h200").config.model == str(folder)
+
+
+@pytest.mark.parametrize("sequences", [64, 128])
+def test_a_step_that_a_larger_batch_makes_of_one_pass_is_answered(sequences: int) -> None:
+    asked = question_for([], "llama-3.1-8b", sequences // 4, 4096, None, "h100-80gb",
+                         {"max_grad_norm": 1.0}, None, sequences)  # fmt: skip
+    assert asked.config.gradient_reduction == "each_pass"
+    assert answer(asked).verdict.action

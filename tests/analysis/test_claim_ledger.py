@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,11 @@ def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> Non
     assert not table.duplicated(["id", "machines"]).any()
     assert set(table["id"]) == {claim.id for claim in all_claims()}
     assert set(table["document"]) == {"A", "B", "C"}
+    assert table[table["is_first"]]["id"].tolist() == table["id"].unique().tolist()
+    counted = Counter(table[table["is_first"]]["verdict"])
+    assert sum(counted.values()) < len(table)  # some are answered by several kinds of GPU
+    tally = ledger_text(ledger).splitlines()[1]
+    assert tally.split()[-1] == str(counted["reproduced"])
     assert not table["why"].str.contains(r"\bnan\b|None", regex=True).any()
     assert all(re.fullmatch(r"(\S+/\S+/\S+ ?)*", runs) for runs in table["run_ids"])
 

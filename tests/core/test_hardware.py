@@ -53,6 +53,7 @@ def test_memory_is_what_error_correction_leaves() -> None:
         ("NVIDIA B300 SXM6 AC", "b300-270gb"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
         ("rtx4090", "rtx-4090-24gb"),
+        ("4090", "rtx-4090-24gb"),
         ("NVIDIA L4", "l4-24gb"),
         ("NVIDIA L40", "l40-48gb"),
         ("NVIDIA H20", "h20-96gb"),

@@ -240,3 +240,18 @@ def test_listed_experts_count_as_often_as_tokens_meet_them() -> None:
 def test_a_misspelt_pattern_is_refused() -> None:
     with pytest.raises(UserError, match="did you mean 'lm_head'"):
         count_flops(RunConfig(model="tiny-llama", skip=("lm_haed",)))
+
+
+def test_a_window_of_attention_is_said_to_be_left_out(tmp_path: Path) -> None:
+    values = {"model_type": "mistral", "hidden_size": 64, "intermediate_size": 128,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "vocab_size": 512, "sliding_window": 16}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+
+    def text(length: int) -> str:
+        return flops_text(
+            count_flops(make_config({"model": str(tmp_path), "sequence_length": length}))
+        )
+
+    assert "Not counted: that attention looks back at 16 tokens, in some layers or all" in text(32)
+    assert "Not counted" not in text(16)

@@ -102,3 +102,10 @@ def test_the_plan_says_why_a_run_with_a_record_runs_again(status: str, why: str)
     assert line[0] == again.config.digest() != never.config.digest()
     assert why in line[1]
     assert "3 runs, 1 done, 2 to do" in text
+
+
+def test_the_plan_says_if_no_run_is_the_reference() -> None:
+    arms = [{"precision": "bf16"}, {"precision": "fp8"}]
+    assert "reference:" not in plan_text(load(arms=arms, reference={"precision": "bf16"}), LAPTOP)
+    text = " ".join(plan_text(load(arms=arms, reference={"precision": "fp16"}), LAPTOP).split())
+    assert "reference: no run has precision=fp16, by which others would be divided" in text

@@ -95,7 +95,7 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """
     if not are_small(config, gpu):
         return {}
-    if _may_be_recorded(config, gpu):
+    if may_be_recorded(config, gpu):
         return dict(AS_GRAPH)
     if config.num_gpus == 1 or rests_on_the_path(config):
         return {}
@@ -129,7 +129,8 @@ def launch_open(config: RunConfig) -> RunConfig:
     return RunConfig(**{**config.to_dict(), "step_launch": None})
 
 
-def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
+def may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
+    """Whether the steps of a run that does not say how they are launched can be one graph."""
     shape = shape_of(config.model)
     makes_masks = shape.window is not None and shape.window < config.sequence_length
     if config.step_launch == "by_kernel" or shape.asks_gpu or makes_masks:

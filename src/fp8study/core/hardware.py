@@ -140,7 +140,7 @@ def named_gpu(slug: str) -> GpuPeak:
         UserError: There is none of that name, there are several, or it has no FP8 and no peaks.
     """
     asked = re.sub(r"[\s_-]+", "-", slug.strip().lower())
-    wanted = re.sub(r"^rtx(?=[0-9])", "rtx-", _BEFORE.sub("", asked))
+    wanted = re.sub(r"^(?:rtx)?(?=[0-9]{4}\b)", "rtx-", _BEFORE.sub("", asked))
     others = ", ".join(peak.slug for peak in GPU_PEAKS if not peak.fp8_tflops)
     names = f"{slugs_with_fp8()}; without FP8: {others}"  # which a cluster may have
     if _NO_NVIDIA.match(wanted):

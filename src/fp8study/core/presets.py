@@ -315,6 +315,14 @@ def check_model(config: RunConfig) -> None:
         check_patterns("untrained", config.untrained, [*layers, "lm_head"])
 
 
+def attention_window(values: Mapping[str, Any]) -> int | None:
+    """Return how many tokens attention looks back at, in some layers or all; None: at all."""
+    kinds = values.get("layer_types")
+    if values.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
+        return None
+    return values.get("sliding_window")
+
+
 def _names_positions(model: str) -> bool:
     """Whether a model's own configuration says how many positions it has."""
     if model in PRESETS:

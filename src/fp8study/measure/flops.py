@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.presets import attention_window
 from fp8study.core.recipes import ALIGNMENT, RECIPES, is_aligned
 from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_filter, is_converted
@@ -221,9 +222,8 @@ class FlopsTable:
     """Share of the weights whose arithmetic is in no figure here."""
     beyond_fp8: dict[str, str]
     """Why FP8 cannot take a label of `linear`, all or some of its layers."""
-    num_layers: int
-    num_attention_layers: int
-    """How the other layers mix tokens is in no figure here."""
+    left_out: list[str]
+    """What else is in no figure here."""
 
     @property
     def total(self) -> int:
@@ -280,6 +280,11 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
     matmul_parameters = num_matmul_parameters(model)
     length, settings = config.sequence_length, model.config.get_text_config()
     attention = attention_flops_per_token(model.config, length)
+    others = settings.num_hidden_layers - _num_attention_layers(settings)
+    left_out = [f"how {others} of {settings.num_hidden_layers} layers mix tokens without "
+                "attention"] * bool(others)  # fmt: skip
+    if (window := attention_window(settings.to_dict()) or length) < length:
+        left_out.append(f"that attention looks back at {window:,} tokens, in some layers or all")
     return FlopsTable(
         model=config.model,
         precision=config.precision,
@@ -296,8 +301,7 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
         + _PER_WEIGHT * (matmul_parameters + settings.vocab_size * settings.hidden_size),
         uncounted_pct=uncounted_pct(model),
         beyond_fp8=beyond,
-        num_layers=settings.num_hidden_layers,
-        num_attention_layers=_num_attention_layers(settings),
+        left_out=left_out,
     )
 
 
@@ -336,10 +340,7 @@ def flops_text(table: FlopsTable) -> str:
     if table.uncounted_pct > 0.5:
         what = f"the arithmetic of {table.uncounted_pct:.1f} % of the weights"
         lines.append(f"Not counted: {what}, in layers of another kind")
-    if others := table.num_layers - table.num_attention_layers:
-        lines.append(
-            f"Not counted: how {others} of {table.num_layers} layers mix tokens without attention"
-        )
+    lines += [f"Not counted: {what}" for what in table.left_out]
     counts = {"A": table.document_a, "B, compiled arms": table.document_b_compiled}
     lines += [
         f"As document {name} would count (docs/sources.md): {flops / 1e9:.3f} GFLOP "

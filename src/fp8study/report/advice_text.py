@@ -11,7 +11,6 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
-from fp8study.core.recipes import ALIGNMENT
 from fp8study.report.advice_checks import listed, loss_check, speed_check
 from fp8study.report.verdict_text import answer_lines, as_today, lead_text
 from fp8study.report.words import amount, count, number, recipe, span
@@ -301,13 +300,8 @@ def _layers(advice: Advice) -> list[str]:
         rest = f"these lose by themselves, as casts cost more than GEMMs save: {', '.join(losing)}"
     kept = ", ".join(advice.kept_in_bf16)
     others = f"; {kept} stays in BF16" if kept else ", and the loss head"
-    unaligned = [
-        f"in BF16 for {side:,}, which FP8 GEMMs cannot take: {', '.join(names)}; a multiple of "
-        f"{ALIGNMENT} would do, as {side + -side % ALIGNMENT:,}"
-        for side, names in advice.unaligned.items()
-    ]
     return listed("Layers in FP8, unless `skip` says otherwise:", [
-        f"{', '.join(saved)} of every decoder layer{others}", *unaligned,
+        f"{', '.join(saved)} of every decoder layer{others}",
         f"by the law, {kind}: {rest}",
     ])  # fmt: skip
 

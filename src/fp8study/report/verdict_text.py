@@ -19,6 +19,7 @@ from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
 from fp8study.analysis.laws.shape import EXPERTS_IN_BF16
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
+from fp8study.core.recipes import ALIGNMENT
 from fp8study.core.words import rate
 from fp8study.report.words import amount, count, interval, machine_name, number
 
@@ -109,6 +110,11 @@ def _kept_from(advice: Advice) -> list[str]:
         said.append(
             f"  no FP8 all-gather: the layers' rows do not divide by {advice.config['num_gpus']}"
         )
+    said += [
+        f"  in BF16 for {side:,}, which FP8 GEMMs cannot take: {', '.join(names)}; a multiple of "
+        f"{ALIGNMENT} would do, as {side + -side % ALIGNMENT:,}"
+        for side, names in advice.unaligned.items()
+    ]
     if EXPERTS_IN_BF16 in advice.left_out:
         said.append(
             "  its experts stay in BF16, as fp8study converts none (torchao's prototype "
@@ -124,15 +130,16 @@ def _kept_from(advice: Advice) -> list[str]:
 
 
 def _instead(advice: Advice) -> list[str]:
-    """Say at which larger batch the answer is not open."""
+    """Say in which other way to do the step the answer is not open."""
     found = advice.instead
     if found is None or found.lead_pct is None:
         return []
     # Of what is modelled nobody has timed the like.
     pays = "should pay" if found.lead_pct.kind == MODELLED else "surely pays"
     return [
-        f"  With {found.what} FP8 {pays}: tokens/s {lead_text(found.lead_pct, ' %')}, "
-        f"{found.lead_pct.kind}, and {number(found.then.value, '.0f')} % more than here"
+        f"  With {found.what} FP8 {pays}: tokens/s {lead_text(found.lead_pct, ' %')} over the "
+        f"faster BF16, {found.lead_pct.kind}, and {number(found.then.value, '.0f')} % more than "
+        "here"
     ]
 
 

@@ -24,7 +24,7 @@ from fp8study.core.words import count
 from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
-from fp8study.run.chosen.notes import done_before
+from fp8study.run.chosen.notes import done_before, no_reference
 from fp8study.run.chosen.study import too_few_pairs
 from fp8study.run.defaults import better_than_asked
 from fp8study.run.machine import Machine, unsupported_gpu
@@ -174,6 +174,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     notes = (
         None if cluster else unsupported_gpu(),
         *dict.fromkeys((*study.notes, *(too_few_pairs(study) if compares else ()))),
+        no_reference(study),
         _other_margin(study, done),
         *_written_since(done),
         *done_before(study, pending),

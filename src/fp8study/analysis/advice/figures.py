@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fp8study.analysis.laws.cells import Cell
@@ -27,6 +27,14 @@ class Quantity:
     """A 95 % interval of what was measured; else what nine of ten predictions stay within."""
     run_ids: tuple[str, ...] = ()
     """``machine/study/run_id`` of what was measured."""
+
+    def over(self, times: float) -> Quantity:
+        """Return this lead, %, as one over what is `times` as fast."""
+        value, low, high = (
+            None if lead is None else 100 * ((1 + lead / 100) / times - 1)
+            for lead in (self.value, self.low, self.high)
+        )
+        return replace(self, value=value or 0.0, low=low, high=high)
 
 
 def of_row(row: Row, is_fp8: bool) -> tuple[Quantity, Quantity | None, Quantity]:

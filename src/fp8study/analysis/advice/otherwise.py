@@ -24,7 +24,7 @@ from fp8study.analysis.laws.nearby import (
     written,
 )
 from fp8study.analysis.laws.room import ROOMIER, fits, with_batch
-from fp8study.analysis.small_steps import decided_anew
+from fp8study.analysis.small_steps import AS_GRAPH, decided_anew, launch_open, may_be_recorded
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 
@@ -95,20 +95,44 @@ class Otherwise:
         return self.case.by_law.around(self._change(found, {}), found[1])
 
     def instead(self) -> Change | None:
-        """Return a larger batch at which FP8 surely pays and neither precision is slower.
+        """Return how FP8 surely pays where the verdict is open, if it does: the fastest such way.
 
-        Where the verdict is open: how many tokens/s more FP8 makes there than as asked, %, and its
-        lead there.
+        As one graph, with layers recomputed, or at a larger batch: how many tokens/s more FP8 makes
+        so than as asked, %, and its lead over BF16 that way or as asked, whichever is faster.
         """
-        if self.case.verdicts[0].action != MORE or not self.case.fits or not self.may_grow:
+        if self.case.verdicts[0].action != MORE or not self.case.fits:
             return None
-        for fields, larger in self._larger():
-            found = self.ask(way := self._anew(larger))
-            faster = [r / before for r, before in zip(found.rates, self.case.rates, strict=True)]
-            if found.verdict.action in (FP8, CHECK) and min(faster) >= 1:
-                told = self._change((fields, way, 100 * (faster[1] - 1)), {})
-                return replace(told, lead_pct=found.verdict.lead_pct)
-        return None
+        larger = ((f, self._anew(way)) for f, way in self._larger()) if self.may_grow else ()
+        ways = [self._paying(*way) for way in self._of_this_step()]
+        ways.append(next(filter(None, (self._paying(*way) for way in larger)), None))
+        return max(filter(None, ways), key=lambda found: found.then.value, default=None)
+
+    def _of_this_step(self) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
+        """Yield other ways to do the very step that is asked about, if none was asked for."""
+        config, asked = self.config, self.case.asked
+        if asked.as_asked:
+            return
+        with suppress(UserError):  # refused of such a run
+            if may_be_recorded(launch_open(config), asked.gpu):
+                usual = as_reduced(config, {"update_kernel": None} | AS_GRAPH)
+                yield dict(AS_GRAPH), changed(config, usual)
+        with suppress(UserError):
+            if not config.activation_checkpointing:
+                recomputed = {"activation_checkpointing": True}
+                yield recomputed, self._anew(changed(config, recomputed))
+
+    def _paying(self, fields: dict[str, Any], way: ResolvedConfig) -> Change | None:
+        found = self.ask(way)
+        as_asked, so = self.case.rates, found.rates
+        lead = found.verdict.lead_pct
+        pays = found.verdict.action in (FP8, CHECK) and so[1] > as_asked[1]
+        if not (pays and found.fits) or lead is None:
+            return None
+        lead = lead.over(max(1, as_asked[0] / so[0]))
+        if min(lead.value, lead.value if lead.low is None else lead.low) <= 0:
+            return None
+        told = self._change((fields, way, 100 * (so[1] / as_asked[1] - 1)), {})
+        return replace(told, lead_pct=lead)
 
     def changes(self) -> tuple[Change, ...]:
         """Tell FP8's lead in other tasks, as each would be answered."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -24,14 +26,14 @@ from fp8study.analysis.laws.nearby import (
     changed,
     fits_before_alone,
 )
-from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError, nearest, together
-from fp8study.core.files import kept, results_dir
+from fp8study.core.files import kept, own_results, results_dir
 from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_with_fp8
-from fp8study.core.presets import needs_plain_head
+from fp8study.core.presets import PRESETS, needs_plain_head
 
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
@@ -97,6 +99,11 @@ def question_for(
         lambda: network_at(network),
         lambda: _check_links(links),
     )
+    if preset := _preset_like(shape):
+        warnings.warn(
+            f"--model: '{model}' has the shape of {preset}, so that is asked", stacklevel=2
+        )
+        model, shape = preset, shape_of(preset)
     joins = replace(joins.of(peak, gpus_per_node), link_gb_per_s=links)
     values = {
         "model": model, "num_gpus": number,
@@ -133,6 +140,18 @@ def question_for(
     return Question(
         config.resolved(), peak, name, capacity, tokens, as_asked, keeps_step, rate, joins
     )
+
+
+def _preset_like(shape: ModelShape) -> str | None:
+    """Return the preset that another model equals in all that the laws and the records know.
+
+    Unless it was run here under a name of its own, which its runs answer then.
+    """
+    name = shape.name.rstrip("/").rpartition("/")[2]
+    if shape.name in PRESETS or any(own_results().glob(f"*/{glob.escape(name)}-*/run.json")):
+        return None
+    presets = (preset for preset in PRESETS if replace(shape, name=preset) == shape_of(preset))
+    return next(presets, None)
 
 
 def _checked_number(num_gpus: int) -> int:

@@ -168,14 +168,18 @@ def judge_claim(claim: Claim, tables: Tables) -> Finding:
 
 
 def claims_table(ledger: Sequence[Judged]) -> pd.DataFrame:
-    """Return one row per claim and class of machines, with the ids of its runs."""
-    rows = []
+    """Return one row per claim and class of machines, with the ids of its runs.
+
+    ``is_first``: of a claim's rows the one whose verdict counts, as `judge` orders them.
+    """
+    rows: list[dict[str, object]] = []
     for each in ledger:
         claim, finding = each.claim, each.finding
         figure = asdict(finding.figure) if finding.figure else {}
         rows.append({
             "id": claim.id, "document": claim.document, "claim": claim.statement,
             "their_figure": claim.figure, "machines": each.machines,
+            "is_first": not rows or rows[-1]["id"] != claim.id,
             "verdict": str(finding.verdict), "what": claim.what, "unit": claim.unit,
             **{name: figure.get(name) for name in ("value", "low", "high", "span")},
             "why": finding.why, "settles": settles(each), "num_runs": len(finding.runs),

@@ -87,9 +87,9 @@ class Network:
 
 
 NETWORK = Network()
-#: Of PCIe's rate, what NCCL brings a GPU through the host's memory: 24.0 of 64 GB/s between two
+#: Of PCIe's rate, what NCCL brings a GPU through the host's memory: 24.25 of 64 GB/s between two
 #: H200 (study ``without-nvlink``), to whose records a test holds it.
-THROUGH_HOST = 24.0 / 64
+THROUGH_HOST = 24.25 / 64
 
 
 def network_at(gbit_per_s: float | None) -> Network:

@@ -274,7 +274,8 @@ def larger_alone(
     for way, given, least, most in tries:
         largest = largest_step(way, shape, capacity, most)
         if largest >= least:
-            other = dataclasses.replace(way, **(resized := with_batch(way, largest)))
+            resized = with_batch(way, largest)
+            other = changed(way, as_reduced(way, resized))
             told = {field: n for field, n in resized.items() if n != getattr(config, field)}
             found.append((told | given, other, 100 * (rate(other) / now - 1)))
     best = max(found, key=lambda each: each[2], default=None)

@@ -11,7 +11,13 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
-from fp8study.core.presets import PRESETS, SWIGLU_MLPS, hf_config, text_config
+from fp8study.core.presets import (
+    PRESETS,
+    SWIGLU_MLPS,
+    attention_window,
+    hf_config,
+    text_config,
+)
 from fp8study.core.recipes import ALIGNMENT, is_aligned
 
 if TYPE_CHECKING:
@@ -290,7 +296,7 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
         and values.get("hidden_act", "silu") == "silu"
         and not values.get("mlp_bias"),
         keeps_scores=bool(values.get("attn_logit_softcapping")),
-        window=_window(values),
+        window=attention_window(values),
         asks_gpu=num_experts > 1
         or "dynamic" in str(values.get("rope_parameters") or values.get("rope_scaling")),
     )
@@ -318,13 +324,6 @@ def _vectors(kind: str, values: Mapping[str, Any], shape: ModelShape) -> int:
     )
     biases = (q + 2 * kv) * of_queries + h * bool(of_output)
     return norms + biases + (2 * f + h) * (everywhere or bool(values.get("mlp_bias")))
-
-
-def _window(values: Mapping[str, Any]) -> int | None:
-    kinds = values.get("layer_types")
-    if values.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
-        return None
-    return values.get("sliding_window")
 
 
 #: What is left out of every mixture, and decides of it.

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fp8study.core.config import RunConfig
+from fp8study.core.field_types import shown
 from fp8study.core.hardware import FP8_CAPABILITY
 from fp8study.core.studies import WRONG, PlannedRun, Study
 from fp8study.core.words import count, listed
@@ -31,6 +32,15 @@ def what_is_special(machine: Machine) -> list[str]:
         if newer:
             notes[-1] += f". CUDA_VISIBLE_DEVICES={','.join(map(str, newer))} keeps those with FP8"
     return notes
+
+
+def no_reference(study: Study) -> str | None:
+    """Say that no run has what the others are to be divided by."""
+    wanted = study.reference.items()
+    if not wanted or any(wanted <= run.config.to_dict().items() for run in study.runs):
+        return None
+    said = " ".join(f"{name}={shown(value)}" for name, value in wanted)
+    return f"reference: no run has {said}, by which others would be divided; mend it"
 
 
 def done_before(study: Study, pending: list[PlannedRun]) -> list[str]:

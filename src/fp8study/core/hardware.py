@@ -82,9 +82,13 @@ GPU_PEAKS = (
     GpuPeak("B300", 2250, 4500, 8, 270, 900, "NVIDIA HGX B300 datasheet, sparsity removed"),
     GpuPeak("B200", 2250, 4500, 8, 180, 900, "NVIDIA HGX B200 datasheet, sparsity removed"),
     GpuPeak(
-        "GH200 144G", 989, 1979, 4.9, 144, 450, "NVIDIA GH200 datasheet, HBM3e, sparsity removed"
+        "GH200 144G", 989, 1979, 4.9, 144, 450, "NVIDIA GH200 datasheet, HBM3e, sparsity removed",
+        gpus_per_node=4,
     ),
-    GpuPeak("GH200", 989, 1979, 4.0, 96, 450, "NVIDIA GH200 datasheet, HBM3, sparsity removed"),
+    GpuPeak(  # four, as in the nodes of HPE's Cray EX254n
+        "GH200", 989, 1979, 4.0, 96, 450, "NVIDIA GH200 datasheet, HBM3, sparsity removed",
+        gpus_per_node=4,
+    ),
     GpuPeak("H200 NVL", 835.5, 1671, 4.8, 141, 64, "NVIDIA H200 NVL datasheet, sparsity removed"),
     GpuPeak("H200", 989, 1979, 4.8, 141, 450, "NVIDIA H200 SXM datasheet, sparsity removed"),
     GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, 64, "NVIDIA H100 PCIe datasheet, sparsity removed"),

@@ -64,7 +64,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "break-even": lambda report: instruments.break_even_table(report.instruments),
     "switches": lambda report: switch_table(report.runs),
     "peers": lambda report: peer_table(report.stored),
-    "claims": lambda report: claims_table(judge(report)),
+    "claims": lambda report: claims_table(judge(report)).drop(columns="is_first"),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
     "at-scale-check": lambda report: scale.check_table(cells(report.stored)),
     "slow-links": lambda report: scale.links_table(cells(report.stored)),

@@ -103,7 +103,7 @@ GbitPerSecond = Annotated[
 ]
 Links = Annotated[float | None, typer.Option(help="GB/s to a GPU in its box; default: its own.")]
 GpusPerNode = Annotated[
-    int | None, typer.Option(help="Default: 8; GB200 and GB300: 4, NVLink joins up to 72.")
+    int | None, typer.Option(help="Default: 8; GH200, GB200 and GB300: 4; NVLink joins 72 of GBs.")
 ]
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",

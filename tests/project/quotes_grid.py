@@ -111,6 +111,27 @@ def _rates(machine: str, model: str) -> list[float]:
     return found
 
 
+def _exchange_texts() -> list[str]:
+    """What an 8B's steps consist of there, and what FP8 sends of BF16's bytes."""
+    gib, share = {}, []
+    for run in stored("h200x2"):
+        record = run.record
+        step = record.instruments.get("step", {})
+        is_large = record.config["model"] == MODELS["8B"] and record.config["num_gpus"] == 2
+        if record.study == "without-nvlink" and is_large:
+            of = record.config["path"], record.config["precision"]
+            gib[of] = sum(row["gib"] for row in step["communication"])
+            took = step["by_kind_ms"]["communication"]
+            share.append(100 * took / record.results["step_time_ms_median"])
+    plain, tuned = (100 * (1 - gib[path, "fp8_tensorwise"] / gib[path, "bf16"])
+                    for path in ("plain", "tuned"))  # fmt: skip
+    assert len(share) == 4
+    return [
+        f"nearly all exchange, {min(share):.0f} to {max(share):.0f} % of it. FP8 sends "
+        f"{plain:.0f} % fewer bytes in document A's settings and {tuned:.0f} % fewer on the tuned"
+    ]
+
+
 def slow_links_texts() -> list[str]:
     """What is said of two GPUs that leave NVLink unused, in three blocks on two hosts."""
     links = {
@@ -159,7 +180,9 @@ def slow_links_texts() -> list[str]:
         "other two",
         f"{pooled[MODELS['8B'], 'tuned']} ({both[0]} to {both[1]}) at batch 2, tuned",
         f"A 1B in a plain script: {pooled[MODELS['1B'], 'plain']}",
-        f"of median rates they are {pooled[MODELS['8B'], 'plain']} with the 8B, "
+        *_exchange_texts(),
+        f"the means of both hosts, each of median rates, are {pooled[MODELS['8B'], 'plain']} with "
+        "the 8B, "
         f"{pooled[MODELS['1B'], 'plain']} with the 1B and {pooled[MODELS['8B'], 'tuned']} tuned",
         f"within {missed.abs().max(axis=None):.1f} % of an 8B's steps. A 1B's it puts "
         f"{misses['pairs'].min():.0f} and {misses['pairs'].max():.0f} % too short where two pairs "

@@ -102,9 +102,7 @@ GbitPerSecond = Annotated[
     float | None, typer.Option("--network", help="Gb/s between nodes, per GPU; default: 400.")
 ]
 Links = Annotated[float | None, typer.Option(help="GB/s to a GPU in its box; default: its own.")]
-GpusPerNode = Annotated[
-    int | None, typer.Option(help="Default: 8; GH200, GB200 and GB300: 4; NVLink joins 72 of GBs.")
-]
+GpusPerNode = Annotated[int | None, typer.Option(help="Default: 8; of GH200, GB200 and GB300: 4.")]
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",
                                help="Training tokens, as 160B; default: 20 per active weight.")

@@ -30,11 +30,12 @@ class Quantity:
 
     def over(self, times: float) -> Quantity:
         """Return this lead, %, as one over what is `times` as fast."""
-        value, low, high = (
-            None if lead is None else 100 * ((1 + lead / 100) / times - 1)
-            for lead in (self.value, self.low, self.high)
-        )
-        return replace(self, value=value or 0.0, low=low, high=high)
+
+        def over(lead: float) -> float:
+            return 100 * ((1 + lead / 100) / times - 1)
+
+        low, high = (None if end is None else over(end) for end in (self.low, self.high))
+        return replace(self, value=over(self.value), low=low, high=high)
 
 
 def of_row(row: Row, is_fp8: bool) -> tuple[Quantity, Quantity | None, Quantity]:

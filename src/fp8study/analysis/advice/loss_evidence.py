@@ -225,11 +225,9 @@ def _says(table: pd.DataFrame) -> pd.Series:
 def _ends(row: pd.Series) -> str:
     """Write the 90 % interval, by which losses are judged."""
     low, high = row["gap_pct_low_90"], row["gap_pct_high_90"]
-    return (
-        f"90 %: {interval_text(low, high)}"
-        if low == low
-        else f"{count(row['num_pairs'], 'pair')}: no interval"
-    )
+    if pd.isna(low):
+        return f"{count(row['num_pairs'], 'pair')}: no interval"
+    return f"90 %: {interval_text(low, high)}"
 
 
 def _told(row: pd.Series) -> str:

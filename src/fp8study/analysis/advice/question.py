@@ -101,7 +101,7 @@ def question_for(
     )
     if preset := _preset_like(shape):
         warnings.warn(
-            f"--model: '{model}' has the shape of {preset}, so that is asked", stacklevel=2
+            f"--model: '{model}' has the shape of {preset}, and is answered as that", stacklevel=2
         )
         model, shape = preset, shape_of(preset)
     joins = replace(joins.of(peak, gpus_per_node), link_gb_per_s=links)

@@ -284,7 +284,6 @@ def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
         tables.energy_table,
         tables.communication_table,
         break_even_table,
-        tables.audit_table,
         rows.utilisation,
         rows.overhead,
     ):

@@ -190,7 +190,7 @@ def test_mixtures_and_older_models_are_counted_as_torch_counts_them(
     with FlopCounterMode(display=False) as whole:
         model(input_ids=torch.arange(length)[None]).logits.sum().backward()
     assert whole.get_total_flops() == length * table.total
-    assert table.uncounted_pct == 0
+    assert not table.left_out
     assert table.document_a is None  # its formula is that of a dense Llama
     assert flops_text(table)  # also where document A's count has no meaning
 

@@ -247,29 +247,6 @@ def _by_dtype(parts: pd.DataFrame) -> str:
     return ", ".join(f"{n} {gib:.2g}" for n, gib in zip(names, parts["gib"], strict=True))
 
 
-def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each arm's first run really trained and computed, and a problem that any of its has."""
-    audited = frame[frame["audit.num_linear"].notna()] if "audit.num_linear" in frame else frame[:0]
-    rows = []
-    for _, runs in audited.groupby("arm_key", sort=False):
-        run = runs.iloc[0]
-        found = {
-            "num_runs": len(runs),
-            "run_ids": together(runs["run_ids"]),
-            "converted": f"{run['audit.num_linear_fp8']:.0f} of {run['audit.num_linear']:.0f}",
-            "matmul_dtypes": _list(run.get("audit.matmul_dtypes")),
-            "gradient_dtypes": _list(run.get("audit.gradient_dtypes")),
-            "moved_pct": 100 - float(runs["audit.stalled_pct"].astype(float).median()),
-            "problems": next(filter(None, runs["audit.problems"]), "none"),
-        }
-        rows.append(run[_ARM].to_dict() | found)
-    return ordered(pd.DataFrame(rows, columns=None if rows else _ARM))
-
-
-def _list(names: object) -> str:
-    return short_dtypes(", ".join(map(str, names))) if isinstance(names, list) else ""
-
-
 def short_dtypes(text: str) -> str:
     """Return dtypes under the names that papers use."""
     for torchs, short in (("float8_e4m3fn", "E4M3"), ("float8_e5m2", "E5M2"),

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.leads import intervals, sessions_text
-from fp8study.analysis.runs.frames import MIXED, PLACE, held_seconds
+from fp8study.analysis.runs.frames import MIXED
 from fp8study.analysis.runs.naming import (
     BEFORE,
     EARLIER_FORM,
@@ -59,10 +59,6 @@ SWITCH_COLUMNS = [
     _RATE, f"{_RATE}_plain", "gain_pct", "gain_low_95", "gain_high_95", "num_blocks",
     "num_sessions", "sessions", _MEMORY, "memory_change_pct", "num_pairs", "loss_gap_pct",
     "low_95", "high_95", "verdict", "run_ids",
-]  # fmt: skip
-OCCUPANCY_COLUMNS = [
-    "machine", "study", "num_runs", "num_gpus", "wall_minutes", "in_steps_pct", "of_held_pct",
-    "run_ids",
 ]  # fmt: skip
 
 
@@ -278,47 +274,3 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     # Further sessions may state another margin.
     row |= stats.judged(gaps, stats.agreed(own["margin_pct"]), "loss_gap_pct")
     return row | ({"verdict": DIVERGED} if lost.any() else {})
-
-
-def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return the share of each study's GPU time that went into training steps.
-
-    The columns of `OCCUPANCY_COLUMNS`, one row per machine and study. The wall-clock time is that
-    during which at least one run was going on, so that the time between two sessions does not
-    count. GPU time is that times the GPUs of the machine; ``of_held_pct`` is over the time that the
-    runs held their GPUs, and missing where a record does not know when they took them. A logged
-    step's time counts for the steps since the one before, less the compilation in a run's first.
-    Runs on a CPU are left out, and studies with runs that shared a GPU, whose steps overlap.
-    """
-    gpu = runs[(runs["device"] == "cuda") & runs["num_gpus_on_machine"].notna()]
-    steps = metrics["step"].astype(float)
-    since = metrics.assign(step=steps).groupby(PLACE)["step"].diff().fillna(steps)
-    spent = metrics.assign(seconds=metrics["step_time_ms"] * since / 1000, first=steps)
-    logged = spent.groupby(PLACE).agg({"seconds": "sum", "first": "min"})
-    rows = []
-    for (machine, study), group in gpu.groupby(["machine", "study"], sort=False):
-        wall = _covered_seconds(group["started_at"], group["ended_at"])
-        if (group["runs_per_gpu"].fillna(1) > 1).any() or not wall:
-            continue
-        keys = pd.MultiIndex.from_frame(group[PLACE])
-        of_run = logged.reindex(keys).fillna(0).set_axis(group.index)
-        seconds = of_run["seconds"] - group["compile_seconds"].fillna(0) * of_run["first"].eq(1)
-        num_gpus = int(group["num_gpus_on_machine"].max())
-        counts = group["num_gpus"].astype(float)
-        used = float((seconds * counts).sum())
-        held = float((held_seconds(group) * counts).sum(skipna=False))
-        shares = (100 * used / (wall * num_gpus), 100 * used / held)
-        rows.append(
-            (machine, study, len(group), num_gpus, wall / 60, *shares, together(group["run_ids"]))
-        )
-    return pd.DataFrame(rows, columns=OCCUPANCY_COLUMNS)
-
-
-def _covered_seconds(starts: pd.Series, ends: pd.Series) -> float:
-    """Return how long at least one of the intervals was going on."""
-    spans = sorted(zip(pd.to_datetime(starts), pd.to_datetime(ends), strict=True))
-    covered, until = 0.0, spans[0][0]
-    for start, end in spans:
-        covered += max(0.0, (end - max(start, until)).total_seconds())
-        until = max(until, end)
-    return covered

@@ -218,12 +218,10 @@ class FlopsTable:
     """What the recipe and the filter really compute in FP8."""
     document_a: int | None
     document_b_compiled: int
-    uncounted_pct: float
-    """Share of the weights whose arithmetic is in no figure here."""
     beyond_fp8: dict[str, str]
     """Why FP8 cannot take a label of `linear`, all or some of its layers."""
     left_out: list[str]
-    """What else is in no figure here."""
+    """What is in no figure here."""
 
     @property
     def total(self) -> int:
@@ -280,9 +278,14 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
     matmul_parameters = num_matmul_parameters(model)
     length, settings = config.sequence_length, model.config.get_text_config()
     attention = attention_flops_per_token(model.config, length)
-    others = settings.num_hidden_layers - _num_attention_layers(settings)
-    left_out = [f"how {others} of {settings.num_hidden_layers} layers mix tokens without "
-                "attention"] * bool(others)  # fmt: skip
+    uncounted, layers = uncounted_pct(model), settings.num_hidden_layers
+    left_out = []
+    if uncounted > 0.5:
+        left_out.append(
+            f"the arithmetic of {uncounted:.1f} % of the weights, in layers of another kind"
+        )
+    if others := layers - _num_attention_layers(settings):
+        left_out.append(f"how {others} of {layers} layers mix tokens without attention")
     if (window := attention_window(settings.to_dict()) or length) < length:
         left_out.append(f"that attention looks back at {window:,} tokens, in some layers or all")
     return FlopsTable(
@@ -299,7 +302,6 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
         # Its compiled arms count the embedding too, by accident.
         document_b_compiled=attention
         + _PER_WEIGHT * (matmul_parameters + settings.vocab_size * settings.hidden_size),
-        uncounted_pct=uncounted_pct(model),
         beyond_fp8=beyond,
         left_out=left_out,
     )
@@ -337,9 +339,6 @@ def flops_text(table: FlopsTable) -> str:
     for label, why in table.beyond_fp8.items():
         reasons.setdefault(why, []).append(label)
     lines += [f"FP8 cannot take {', '.join(names)}: {why}" for why, names in reasons.items()]
-    if table.uncounted_pct > 0.5:
-        what = f"the arithmetic of {table.uncounted_pct:.1f} % of the weights"
-        lines.append(f"Not counted: {what}, in layers of another kind")
     lines += [f"Not counted: {what}" for what in table.left_out]
     counts = {"A": table.document_a, "B, compiled arms": table.document_b_compiled}
     lines += [

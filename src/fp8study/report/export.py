@@ -21,7 +21,7 @@ from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.frames import cost_table
-from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
+from fp8study.analysis.speed import document_a_table, switch_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import writing
 from fp8study.core.records import StoredRun, load_runs
@@ -65,7 +65,6 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "switches": lambda report: switch_table(report.runs),
     "peers": lambda report: peer_table(report.stored),
     "claims": lambda report: claims_table(judge(report)).drop(columns="is_first"),
-    "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
     "at-scale-check": lambda report: scale.check_table(cells(report.stored)),
     "slow-links": lambda report: scale.links_table(cells(report.stored)),
 }

@@ -148,25 +148,30 @@ def _rows(num: int, names: Sequence[str], label: str) -> tuple[Figure, Axes]:
     return figure, axis
 
 
-def _rows_by_machine(
+def _rows_by_model(
     table: pd.DataFrame, names: Sequence[str], label: str
 ) -> tuple[Figure, Axes, list[int]]:
-    """Make a figure with a row for each row of a table, under the name of its machine.
+    """Make a figure with a row for each row of a table, under its model and machine.
+
+    These stand inside the axes, which would else be as narrow as their names are long.
 
     Returns:
-        The figure, its axes, and where the rows lie; where there is one machine, its name is left
-        out.
+        The figure, its axes, and where the rows lie.
     """
-    machines, lines, places = list(table["machine"]), [], []
-    for index, (machine, name) in enumerate(zip(machines, names, strict=True)):
-        if len(set(machines)) > 1 and machine not in machines[:index]:
-            lines.append(f"{machine_name(machine)}:")
+    lines: list[str] = []
+    places, heads = [], {}
+    groups = list(zip(table["model"], table["machine"], strict=True))
+    for before, group, name in zip([None, *groups], groups, names, strict=False):
+        if group != before:
+            heads[len(lines)] = f"{group[0]}, {machine_name(group[1])}"
+            lines.append("")
         places.append(len(lines))
         lines.append(name)
     figure, axis = _rows(len(lines), lines, label)
-    for place, text in enumerate(axis.get_yticklabels()):
-        if place not in places:
-            text.set_fontweight("bold")
+    for place, head in heads.items():
+        axis.text(0.01, place + 0.1, head, fontsize=8.5, weight="bold", va="center",
+                  transform=axis.get_yaxis_transform(),
+                  bbox={"fc": "white", "ec": "none", "pad": 1.5})  # fmt: skip
     return figure, axis, places
 
 
@@ -179,7 +184,7 @@ def _dots(table: pd.DataFrame, column: str, change: str, label: str, empty: str)
     if table.empty:
         return message_figure(empty)
     names = [setting_name(row) for _, row in table.iterrows()]
-    figure, axis, places = _rows_by_machine(table, names, label)
+    figure, axis, places = _rows_by_model(table, names, label)
     for place, (_, row) in zip(places, table.iterrows(), strict=True):
         for name, precision in ((f"{column}_bf16", "bf16"), (column, row["precision"])):
             low, high = row.get(f"{name}_low", row[name]), row.get(f"{name}_high", row[name])
@@ -223,7 +228,7 @@ def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:
     """
     if kernels.empty:
         return message_figure(empty)
-    figure, axis, places = _rows_by_machine(kernels, list(kernels["name"]), "% of the BF16 step")
+    figure, axis, places = _rows_by_model(kernels, list(kernels["name"]), "% of the BF16 step")
     shares = kernels[[*TIME]].astype(float).mul(100 / kernels["bf16_step_ms"], axis="index")
     handles = bars(axis, places, shares, TIME, 0.72)
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)

@@ -146,14 +146,11 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def setting_name(row: pd.Series) -> str:
-    """Name a setting in a few words: model, GPUs, batch, and the path unless it is the tuned one.
-
-    Of the tuned path today's form is named, as most records are older.
-    """
-    gpus, one_pass = count(int(row["num_gpus"]), "GPU"), IN_ONE_PASS in row["setting"]
-    path = ", plain" if row["path"] == "plain" else ", one pass" * one_pass
+    """Name a setting of a model in a few words: GPUs, batch, and a path that is not today's."""
+    gpus, path = count(int(row["num_gpus"]), "GPU"), ", earlier" * is_of_before(row)
+    path = ", plain" if row["path"] == "plain" else path
     batch = batch_words(row["micro_batch_size"], int(row["gradient_accumulation_steps"]))
-    return f"{row['model']}, {gpus}, {batch}{path}"
+    return f"{gpus}, {batch}{path}"
 
 
 def batch_words(batch: object, passes: int) -> str:

@@ -169,7 +169,7 @@ def _rows_by_model(
         lines.append(name)
     figure, axis = _rows(len(lines), lines, label)
     for place, head in heads.items():
-        axis.text(0.01, place + 0.1, head, fontsize=8.5, weight="bold", va="center",
+        axis.text(0.01, place + 0.1, head, fontsize=9, weight="bold", va="center",
                   transform=axis.get_yaxis_transform(),
                   bbox={"fc": "white", "ec": "none", "pad": 1.5})  # fmt: skip
     return figure, axis, places

@@ -20,7 +20,7 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.here import law_of
 from fp8study.analysis.laws.nearby import as_fp8, cures
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.laws.speed_fit import pairs_of
+from fp8study.analysis.laws.speed_fit import cell_pairs
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
@@ -304,7 +304,7 @@ def test_a_network_that_cannot_be_is_refused(num_gpus: int, rate: float, words: 
 
 def test_no_interval_of_a_lead_passes_what_fp8_can_give() -> None:
     cells = cells_of(read_runs(ROOT / "results"))
-    for pair in pairs_of(cells):  # what was measured stays below it
+    for pair in cell_pairs(cells):  # what was measured stays below it
         law = law_of(pair.fp8.shape, find_peak(pair.fp8.gpu), None)
         rates = [each.config.tokens_per_step / each.step_ms for each in (pair.bf16, pair.fp8)]
         most = most_pct(law(pair.bf16.config), law(pair.fp8.config))

@@ -18,6 +18,9 @@ from fp8study.core.studies import load_study
 from fp8study.report.advice_text import advice_text
 from tests.analysis.test_advise import advice
 
+#: A folder of a preset's shape says so.
+pytestmark = pytest.mark.filterwarnings("ignore:--model:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def of_70b(tmp_path_factory):

@@ -171,7 +171,7 @@ def test_the_law_of_speed_is_fitted_to_one_kind_of_gpu(monkeypatch):
 
 
 def test_leads_are_of_pairs_that_differ_in_their_precision_alone():
-    pairs = account.pairs_of(cells())
+    pairs = account.cell_pairs(cells())
     assert pairs
     for pair in pairs:
         fp8, bf16 = pair.fp8.config, pair.bf16.config

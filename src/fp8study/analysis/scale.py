@@ -34,7 +34,7 @@ from fp8study.analysis.laws.nearby import as_fp8, tensorwise
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
-from fp8study.analysis.laws.speed_fit import is_fitted, link_gb_per_s, pairs_of
+from fp8study.analysis.laws.speed_fit import cell_pairs, is_fitted, link_gb_per_s
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.hardware import GPUS_PER_NODE, find_peak
@@ -232,7 +232,7 @@ def links_table(cells: Iterable[Cell]) -> pd.DataFrame:
         return pd.DataFrame()
     law = dataclasses.replace(constants_of(SpeedConstants, "speed"), link_gb_per_s=rate)
     rows = []
-    for pair in pairs_of(slow):
+    for pair in cell_pairs(slow):
         rows.append({name: getattr(pair.fp8.config, name) for name in _SETTING} | {
             "link_gb_per_s": rate,
             "bf16_error_pct": _step_error_pct(pair.bf16, law),

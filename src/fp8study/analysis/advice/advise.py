@@ -59,7 +59,7 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.room import largest_batch_of, with_batch
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
-from fp8study.analysis.laws.speed_fit import is_fitted, pairs_of
+from fp8study.analysis.laws.speed_fit import cell_pairs, is_fitted
 from fp8study.analysis.scale import links_table
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -86,7 +86,7 @@ class Advisor:
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = account.lead_table(cells)
-        self.pairs = pairs_of(cells)
+        self.pairs = cell_pairs(cells)
         self.nine_of_ten = {
             of_fitted: account.nine_of_ten(tested, of_fitted) for of_fitted in (True, False)
         }

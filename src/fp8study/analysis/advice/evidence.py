@@ -125,10 +125,12 @@ class Decisions:
         """Return what was decided for a BF16 run's setting, by machine.
 
         The reader's own machine first, then what decides, then the one where most ways to compute
-        were timed, then the one with the most pairs. For a graph with a `SHARED_POOL` that nobody
-        timed, what was for one without: half a point apart (docs/log.md, 89).
+        were timed, then the one with the most pairs. At which norm gradients are clipped changes
+        no time. For a graph with a `SHARED_POOL` that nobody timed, what was for one without: half
+        a point apart (docs/log.md, 89).
         """
-        here, setting = self._of_model(bf16, gpu_name), setting_label(bf16.to_dict())
+        clips = {"max_grad_norm": CLIPPED} if bf16.max_grad_norm else {}
+        here, setting = self._of_model(bf16, gpu_name), setting_label(bf16.to_dict() | clips)
         if not (found := here & self.leads["setting"].eq(setting)).any():
             found = here & self.leads["setting"].eq(setting.replace(f", {SHARED_POOL}", ""))
         return self._decide(found)
@@ -147,6 +149,8 @@ class Decisions:
         if learning_rate is not None and action in (FP8, CHECK, WORSE):
             loss = nearest_loss(row, self.losses, learning_rate)
             action = advise(row["ci_low_pct"], row["ci_high_pct"], loss_of(loss, learning_rate))
+        if action == FP8 and bf16.max_grad_norm not in (None, row["max_grad_norm"]):
+            action = CHECK  # its loss was judged at another norm
         return Verdict(
             action, way_of(bf16, row)[1], lead, found.machine, found.num_unsteady,
             bf16.num_gpus, row["num_pairs"], row["setting"], _of_loss(loss),
@@ -195,7 +199,7 @@ class Decisions:
             [each for batch in sorted({*some}) for each in timed({"micro_batch_size": batch})]
             for some in (sizes[sizes < own], sizes[sizes > own])
         )
-        clipped = timed({"max_grad_norm": None if bf16.max_grad_norm == CLIPPED else CLIPPED})
+        clipped = timed({"max_grad_norm": None if bf16.max_grad_norm else CLIPPED})
         for name in ("micro_batch_size", "sequence_length"):
             here &= self.leads[name] == getattr(bf16, name)
         on, singly = self.leads["path"], ~self.leads["setting"].str.contains(GRAPH)

@@ -20,7 +20,7 @@ from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
 from fp8study.analysis.laws.speed import HOST_PCT, LATE_PCT
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
-from fp8study.analysis.laws.speed_fit import pairs_of
+from fp8study.analysis.laws.speed_fit import cell_pairs
 from fp8study.analysis.runs.naming import setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import find_peak
@@ -79,7 +79,7 @@ def freeze_table(cells: Sequence[Cell]) -> pd.DataFrame:
     constants without their model; ``later_points``: of the others, the same where the freeze knew
     them, else by all its constants. ``state``: in use, earlier or withdrawn.
     """
-    pairs = [(pair, knows(0, pair.fp8)) for pair in pairs_of(cells)]
+    pairs = [(pair, knows(0, pair.fp8)) for pair in cell_pairs(cells)]
     rows = []
     for number, freeze in enumerate(freezes()):
         errors: dict[bool, list[float]] = {True: [], False: []}
@@ -110,7 +110,7 @@ def session_table(cells: Sequence[Cell]) -> pd.DataFrame:
     and ``host_pct`` as in `lead_table`.
     """
     rows = []
-    for pair in pairs_of(cells):
+    for pair in cell_pairs(cells):
         leads, gpu = pair.leads_pct, find_peak(pair.fp8.gpu)
         if len(leads) > 1 and gpu is not None:
             law = speed.predicted_step(pair.fp8.config, pair.fp8.shape, gpu)
@@ -127,7 +127,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
     host takes of the GPU's time in it, by the law; ``tokens`` are those of a GPU and pass.
     """
     rows = []
-    for pair in pairs_of(cells):
+    for pair in cell_pairs(cells):
         cell, gpu = pair.fp8, find_peak(pair.fp8.gpu)
         constants = constants_of(SpeedConstants, "speed", *test_of(cell)[1:])
         predicted, measured = pair.predicted_pct(constants), pair.lead_pct

@@ -13,7 +13,7 @@ from fp8study.analysis.laws.communication import NETWORK, Network
 from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants, on_gpu
-from fp8study.analysis.laws.speed_fit import is_fitted, knows_gpu, pairs_of
+from fp8study.analysis.laws.speed_fit import cell_pairs, is_fitted, knows_gpu
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -122,7 +122,7 @@ def beyond_table(cells: Sequence[Cell]) -> pd.DataFrame:
     """
     timed, leads = [cell for cell in cells if is_fitted(cell)], lead_table(cells)
     numbers: dict[str, int] = {}
-    for pair in pairs_of(cells):
+    for pair in cell_pairs(cells):
         peak, cell = find_peak(pair.fp8.gpu), pair.fp8
         seen = [other for other in timed if is_seen(other, cell)]
         # What the constants were fitted to need not be among the records at hand.

@@ -89,7 +89,7 @@ def _rate(cell: Cell, session: str) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
+def cell_pairs(cells: Sequence[Cell]) -> list[Pair]:
     """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
     chosen = [cell for cell in cells if is_fitted(cell)]
     keys = [

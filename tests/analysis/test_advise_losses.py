@@ -1,5 +1,6 @@
 """What `fp8study advise` says of losses, and what is no evidence of them."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -10,7 +11,7 @@ import pytest
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.figures import MEASURED, PREDICTED
 from fp8study.analysis.advice.loss_evidence import nearest_losses
-from fp8study.analysis.advice.question import _advisor
+from fp8study.analysis.advice.question import _advisor, question_for
 from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.shape import shape_of
@@ -164,8 +165,27 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     assert other.verdict.lead_pct == found.clipped.lead_pct  # no norm changes a step's time
     assert (found.clipped.action, other.verdict.action) == (FP8, CHECK)
     assert "max_grad_norm=1" not in [change.what for change in other.nearest]
+    told = "timed, and its loss judged, with gradients clipped at 1"
+    assert told in advice_text(other) and told not in text
     assert advice("llama-3.1-8b", learning_rate=3e-4).clipped is None
     assert "--set max_grad_norm=none" in found.loss_check.command
+
+
+def test_what_was_timed_at_the_norm_that_is_asked_about_comes_first() -> None:
+    config = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200", {"max_grad_norm": 0.5}).config
+    decisions = copy.copy(_advisor(ROOT / "results").decisions)
+    (at_1,) = decisions.of(config, "NVIDIA H200")[:1]
+    assert at_1.decision["max_grad_norm"] == 1
+    same = decisions.leads["setting"].eq(at_1.decision["setting"])
+    mine = decisions.leads[same & decisions.leads["machine"].eq(at_1.machine)].assign(
+        machine="local", max_grad_norm=0.5,
+        setting=at_1.decision["setting"].replace("clipped at 1", "clipped at 0.5"),
+    )  # fmt: skip
+    decisions.leads = pd.concat([decisions.leads, mine], ignore_index=True)
+    found = decisions.of(config, "NVIDIA H200")
+    assert {(each.machine, each.decision["max_grad_norm"]) for each in found} == {("local", 0.5)}
+    assert at_1.decision["action"] == FP8
+    assert decisions.verdict_of(config, at_1, None).action == CHECK
 
 
 def test_a_smaller_model_than_any_is_told_so() -> None:

@@ -54,7 +54,7 @@ def answer_lines(advice: Advice) -> list[str]:
     beside = _beside(option.label, option.beside)
     return [
         said, *_no_interval(advice), *_unchecked(advice), *_kept_from(advice),
-        *_instead(advice), *_own_memory(advice),
+        *_instead(advice), *_other_norm(advice), *_own_memory(advice),
         *_loss(advice, advice.verdict), *_going_on(advice),
         *_clipped(advice), *also, *near, *_today(advice), *beside, *_larger(advice),
         *_slow_links(advice),
@@ -141,6 +141,13 @@ def _instead(advice: Advice) -> list[str]:
         f"faster BF16, {found.lead_pct.kind}, and {number(found.then.value, '.0f')} % more than "
         "here"
     ]
+
+
+def _other_norm(advice: Advice) -> list[str]:
+    """Say so where gradients were clipped at another norm than is asked about."""
+    norm, timed_at = advice.config["max_grad_norm"], f"clipped at {CLIPPED:g}"
+    is_other = norm not in (None, CLIPPED) and timed_at in advice.verdict.setting
+    return [f"  timed, and its loss judged, with gradients {timed_at}"] * is_other
 
 
 def _own_memory(advice: Advice) -> list[str]:

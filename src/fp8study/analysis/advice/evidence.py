@@ -125,15 +125,16 @@ class Decisions:
         """Return what was decided for a BF16 run's setting, by machine.
 
         The reader's own machine first, then what decides, then the one where most ways to compute
-        were timed, then the one with the most pairs. At which norm gradients are clipped changes
-        no time. For a graph with a `SHARED_POOL` that nobody timed, what was for one without: half
-        a point apart (docs/log.md, 89).
+        were timed, then the one with the most pairs. Where nobody clipped at that norm, what was
+        timed at `CLIPPED`, as no norm changes a step's time. For a graph with a `SHARED_POOL` that
+        nobody timed, what was for one without: half a point apart (docs/log.md, 89).
         """
+        here, asked = self._of_model(bf16, gpu_name), bf16.to_dict()
         clips = {"max_grad_norm": CLIPPED} if bf16.max_grad_norm else {}
-        here, setting = self._of_model(bf16, gpu_name), setting_label(bf16.to_dict() | clips)
-        if not (found := here & self.leads["setting"].eq(setting)).any():
-            found = here & self.leads["setting"].eq(setting.replace(f", {SHARED_POOL}", ""))
-        return self._decide(found)
+        settings = [setting_label(values) for values in (asked, asked | clips)]
+        settings += [setting.replace(f", {SHARED_POOL}", "") for setting in settings]
+        found = (here & self.leads["setting"].eq(setting) for setting in settings)
+        return self._decide(next((rows for rows in found if rows.any()), here & False))
 
     def _of_model(self, bf16: ResolvedConfig, gpu_name: str) -> pd.Series:
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}

@@ -31,11 +31,11 @@ class Quantity:
     def over(self, times: float) -> Quantity:
         """Return this lead, %, as one over what is `times` as fast."""
 
-        def over(lead: float) -> float:
+        def scaled(lead: float) -> float:
             return 100 * ((1 + lead / 100) / times - 1)
 
-        low, high = (None if end is None else over(end) for end in (self.low, self.high))
-        return replace(self, value=over(self.value), low=low, high=high)
+        low, high = (None if end is None else scaled(end) for end in (self.low, self.high))
+        return replace(self, value=scaled(self.value), low=low, high=high)
 
 
 def of_row(row: Row, is_fp8: bool) -> tuple[Quantity, Quantity | None, Quantity]:

@@ -114,8 +114,7 @@ class Otherwise:
             return
         with suppress(UserError):  # refused of such a run
             if may_be_recorded(launch_open(config), asked.gpu):
-                usual = as_reduced(config, {"update_kernel": None} | AS_GRAPH)
-                yield dict(AS_GRAPH), changed(config, usual)
+                yield dict(AS_GRAPH), changed(config, AS_GRAPH)
         with suppress(UserError):
             if not config.activation_checkpointing:
                 recomputed = {"activation_checkpointing": True}

@@ -22,16 +22,16 @@ from tests.analysis.test_advise import advice
 pytestmark = pytest.mark.filterwarnings("ignore:--model:UserWarning")
 
 
+def as_folder(preset: str, folder: Path, **changes: object) -> str:
+    """Write a preset's configuration as a user's own."""
+    (folder / "config.json").write_text(json.dumps(PRESETS[preset] | changes))
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def of_70b(tmp_path_factory):
     folder = tmp_path_factory.mktemp("70b")
-    shape = {
-        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
-        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "vocab_size": 128256, "max_position_embeddings": 131072,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(shape))
-    return str(folder)
+    return as_folder("llama-3.1-70b", folder)
 
 
 def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
@@ -177,25 +177,19 @@ def test_rows_that_do_not_divide_by_the_gpus_are_told_where_fp8_is_not_gathered(
 def test_a_model_like_a_preset_is_answered_as_that_unless_it_ran_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    shape = {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "vocab_size": 128256, "max_position_embeddings": 131072,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "mine").mkdir()
+    folder = as_folder("llama-3.1-8b", tmp_path / "mine")
     with pytest.warns(UserWarning, match=f"'{folder}' has the shape of llama-3.1-8b"):
-        asked = question_for([], str(folder), 1, 4096, 1, "h200")
+        asked = question_for([], folder, 1, 4096, 1, "h200")
     assert asked == question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
     own = tmp_path / "results/local/study/mine-bf16-1gpu-s0-12345678"
     own.mkdir(parents=True)
     (own / "run.json").touch()
     monkeypatch.setattr(question, "own_results", lambda: tmp_path / "results/local")
-    assert question_for([], str(folder), 1, 4096, 1, "h200").config.model == str(folder)
-    (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 31}))
+    assert question_for([], folder, 1, 4096, 1, "h200").config.model == folder
+    as_folder("llama-3.1-8b", tmp_path / "mine", num_hidden_layers=31)
     monkeypatch.undo()
-    assert question_for([], str(folder), 1, 4096, 1, "h200").config.model == str(folder)
+    assert question_for([], folder, 1, 4096, 1, "h200").config.model == folder
 
 
 @pytest.mark.parametrize("sequences", [64, 128])

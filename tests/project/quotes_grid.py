@@ -54,10 +54,9 @@ def grid_texts() -> list[str]:
     pairs = blocks["num_pairs"].sum()
     assert [pairs[n, MODELS[m]] for n in (1, 2) for m in ("8B", "1B")] == [6, 6, 3, 3]
     between = {
-        (
-            n,
-            m,
-        ): f"{per_cent(low[n, MODELS[m]]).removesuffix(' %')} and {per_cent(high[n, MODELS[m]])}"
+        (n, m): " and ".join(per_cent(end[n, MODELS[m]]) for end in (low, high)).replace(
+            " %", "", 1
+        )
         for n in (1, 2)
         for m in ("8B", "1B")
     }

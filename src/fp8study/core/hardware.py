@@ -85,7 +85,7 @@ GPU_PEAKS = (
         "GH200 144G", 989, 1979, 4.9, 144, 450, "NVIDIA GH200 datasheet, HBM3e, sparsity removed",
         gpus_per_node=4,
     ),
-    GpuPeak(  # four, as in the nodes of HPE's Cray EX254n
+    GpuPeak(  # four, as in the nodes of Alps (docs.cscs.ch/alps/hardware); some servers have one
         "GH200", 989, 1979, 4.0, 96, 450, "NVIDIA GH200 datasheet, HBM3, sparsity removed",
         gpus_per_node=4,
     ),

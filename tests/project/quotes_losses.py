@@ -12,7 +12,7 @@ from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import goes_on
 from fp8study.report import noise_sentences
 from fp8study.report.page import Report, report_of
-from tests.checkout import ROOT
+from tests.checkout import ROOT, committed_runs
 from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 MACHINE = "h200x1"
@@ -192,17 +192,24 @@ def _growth_texts() -> list[str]:
 
 def noise_texts() -> list[str]:
     """What is said of FP8's error in a gradient, and of the batches at which it would matter."""
-    runs = [run for run in stored() if run.record.noise]
-    rows = noise_sentences.fp8_rows(runs)
-    assert (rows["seed"].nunique(), rows["step"].nunique()) == (4, 3)
-    assert rows["precision"].nunique() == 3 and {*rows["model"]} == {"llama-3.2-1b"}
+    runs = [run for run in committed_runs() if run.record.noise]
+    first, second = (noise_sentences.fp8_rows(place) for place in noise_sentences.places(runs))
+    for rows, model, size in (
+        (first, "llama-3.2-1b", (4, 3)), (second, "llama-1b-width-1024", (2, 2))
+    ):  # fmt: skip
+        assert (rows["seed"].nunique(), rows["step"].nunique()) == size
+        assert rows["precision"].nunique() == 3 and {*rows["model"]} == {model}
     (tokens,) = {run.record.noise["tokens_per_sample"] for run in runs}
-    share, batches = (
-        [f"{end:.0f}" for end in (of.min(), of.max())]
-        for of in (100 * rows["ratio_at_1"], rows["crossing_batch"])
+    shares, batches = (
+        [[f"{end:,.0f}" for end in (of.min(), of.max())] for of in columns]
+        for columns in (
+            [100 * rows["ratio_at_1"] for rows in (first, second)],
+            [rows["crossing_batch"] for rows in (first, second)],
+        )
     )
     off = re.search(r"off by (.*?), a BF16 one by (.*?) \(", said := noise_sentences.gemms(runs))
-    zero = re.search(r"elements (at most .*?) become zero, and none is cut off", said)
+    zero = re.search(r": ([\d,]+ of [\d,]+ GEMMs) lose more than 1 %, and none of them is", said)
+    assert "none is cut off" in said
     assert off
     assert zero
     asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
@@ -213,7 +220,10 @@ def noise_texts() -> list[str]:
     return [
         f"No loss was settled in steps of more than {of_any[1]} tokens, nor of an 8B in "
         f"{steps.partition(' with ')[0]}",
-        f"is {share[0]} to {share[1]} % of the gradient's sampling noise",
-        f"equal at {batches[0]} to {batches[1]} sequences of {tokens:,} tokens",
-        f"One FP8 GEMM is off by {off[1]}, one in BF16 by {off[2]}; {zero[1]} of an operand's",
+        f"is {shares[0][0]} to {shares[0][1]} % of the gradient's sampling noise for a 1B on "
+        f"simple stories (four seeds), {shares[1][0]} to {shares[1][1]} % for a model half as wide",
+        f"equal at {batches[0][0]} to {batches[0][1]} sequences of {tokens:,} tokens for the 1B, "
+        f"at {batches[1][0]} to {batches[1][1]} for the other",
+        f"One FP8 GEMM is off by {off[1]}, one in BF16 by {off[2]}.",
+        f"become zero in {zero[1]}",
     ]

@@ -17,7 +17,8 @@ from tests.noise_factories import make_noise, make_noise_section
 
 
 def stored(results: Path) -> list[StoredRun]:
-    return sentences.measured(load_runs(results))
+    (runs,) = sentences.places(load_runs(results))
+    return runs
 
 
 def test_a_small_error_is_called_far_from_the_noise(tmp_path: Path) -> None:
@@ -29,7 +30,9 @@ def test_a_small_error_is_called_far_from_the_noise(tmp_path: Path) -> None:
     assert "emulated" not in text
 
 
-def crossings(*ends: tuple[float, float, float], share_low: float = 0.1) -> pd.DataFrame:
+def crossings(
+    *ends: tuple[float, float, float], share_low: float | list[float] = 0.1
+) -> pd.DataFrame:
     """Invented: crossing batches with their intervals, everything else held."""
     names = ("crossing_batch", "crossing_batch_low", "crossing_batch_high")
     table = pd.DataFrame(ends, columns=names)
@@ -50,6 +53,11 @@ INF = math.inf
             ["80 to 200 sequences (95 % CIs from 60 to 300)", "nowhere near",
              "matters *least* at batch 1"],
             ["never equal", "larger at a batch"],
+        ),
+        (
+            crossings((80, 60, 90), (200, 150, 300), (90, 70, 99), share_low=[0.1, 0.1, -0.1]),
+            ["seen in 2 of 3 cases, does not: precision matters *least* at batch 1"],
+            [],
         ),
         (crossings((9, 5, 12)), ["of 9 sequences", "are both below"], ["nowhere near"]),
         (
@@ -76,11 +84,16 @@ INF = math.inf
     ],
 )  # fmt: skip
 def test_the_verdict_follows_the_crossings(
-    table: pd.DataFrame, words: list[str], silent: list[str], monkeypatch: pytest.MonkeyPatch
+    table: pd.DataFrame,
+    words: list[str],
+    silent: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    make_noise(tmp_path)
     monkeypatch.setattr(sentences, "fp8_rows", lambda _: table)
-    text = sentences.answer([])
-    assert "20 % of its sampling noise (95 % CIs from 15 to 25 %; 1 point" in text
+    text = sentences.answer(load_runs(tmp_path))
+    assert "- llama-3.2-1b on tinystories: 20 % (95 % CIs from 15 to 25 %; 1 point" in text
     for part in words:
         assert part in text
     for part in silent:
@@ -103,21 +116,27 @@ def test_real_products_are_preferred_and_emulated_ones_named(tmp_path: Path) -> 
     assert [run.record.noise["emulated"] for run in stored(tmp_path)] == [False, False]
 
 
-def test_other_models_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_each_model_has_its_own_answer(tmp_path: Path) -> None:
     make_noise(tmp_path)
-    other = make_record(
-        study="adhoc", model="tiny-llama", run_id="mine", noise=make_noise_section(emulated=False)
-    )
-    store(tmp_path, "local", other)
+    section = make_noise_section(emulated=False)
+    for name, emulated in (("mine", False), ("emulated", True)):
+        noise = section | {"emulated": emulated}
+        store(tmp_path, "local", make_record(model="tiny-llama", run_id=name, noise=noise))
     everything = load_runs(tmp_path)
-    assert len(everything) == 3
-    chosen = sentences.measured(everything)
-    assert {run.record.config["model"] for run in chosen} == {"llama-3.2-1b"}
+    first, second = sentences.places(everything)
+    assert [run.record.run_id for run in second] == ["mine"]
+    assert {run.record.config["model"] for run in first} == {"llama-3.2-1b"}
+    told = sentences.answer(everything)
+    assert "\n- llama-3.2-1b on tinystories: " in told
+    assert "\n- tiny-llama on tinystories: " in told
     text = sentences.limits(everything)
-    assert "One shape (llama-3.2-1b), one corpus (tinystories), 8 sequences of 10 tokens" in text
-    assert "at most 50 steps. Errors beyond a batch of 4 are computed." in text
-    assert "Left out: 1 run that" in text
-    assert "Left out" not in sentences.limits(chosen)
+    assert "- llama-3.2-1b on tinystories: 8 sequences of 10 tokens a point, at most 50" in text
+    assert "- tiny-llama on tinystories: 8 sequences" in text
+    assert "The figures are of the first of these" in text
+    assert "Left out: 1 run with emulated FP8" in text
+    assert "Left out" not in sentences.limits(first)
+    assert sentences.here(first) == "llama-3.2-1b on tinystories"
+    assert "The figures are" not in sentences.limits(first)
 
 
 def test_a_diverged_run_counts_and_a_failed_one_does_not(tmp_path: Path) -> None:
@@ -148,13 +167,32 @@ def test_a_diverged_run_counts_and_a_failed_one_does_not(tmp_path: Path) -> None
 def test_what_the_casts_lose_decides_what_is_said_of_underflow(
     zero: float, cut: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fp8 = {"precision": "fp8_rowwise", "cast": True, "error": 0.03, "to_zero": zero, "cut_off": cut}
-    bf16 = {"precision": "bf16", "cast": False, "error": 0.0017, "to_zero": 0.0, "cut_off": 0.0}
-    table = pd.DataFrame([fp8, bf16]).assign(gemm="output", module="up_proj")
-    monkeypatch.setattr(tables, "over_runs", lambda *_: table)
-    text = sentences.gemms([])
+    text = gemms_text(monkeypatch, fp8_gemm(0.03, zero, cut))
     assert words in text
     assert "off by 3.0 %, a BF16 one by 0.17 % (medians over 1 layer)" in text
+
+
+def fp8_gemm(error: float, zero: float, cut: float = 0.0) -> dict[str, object]:
+    return {"precision": "fp8_rowwise", "cast": True, "error": error, "to_zero": zero,
+            "cut_off": cut}  # fmt: skip
+
+
+def gemms_text(monkeypatch: pytest.MonkeyPatch, *fp8: dict[str, object]) -> str:
+    bf16 = fp8_gemm(0.0017, 0.0) | {"precision": "bf16", "cast": False}
+    table = pd.DataFrame([*fp8, bf16]).assign(gemm="output", module="up_proj")
+    table = table.assign(machine="h200x1", study="noise", model="tiny-llama")
+    monkeypatch.setattr(tables, "over_runs", lambda *_: table)
+    return sentences.gemms([])
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (0.03, "1 of 2 GEMMs lose more than 1 %, and none of them is further off than others"),
+    (0.05, "the range of the format takes part in the error"),
+])  # fmt: skip
+def test_gemms_that_lose_elements_are_held_against_others_of_their_recipe(
+    error: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words in gemms_text(monkeypatch, fp8_gemm(error, 0.03), fp8_gemm(0.04, 0.001))
 
 
 def test_the_variance_is_read_off_the_table(tmp_path: Path) -> None:
@@ -162,15 +200,15 @@ def test_the_variance_is_read_off_the_table(tmp_path: Path) -> None:
     # Both runs are made of the same numbers, which lie in the band.
     text = sentences.variance_law(stored(tmp_path))
     assert text == (
-        "The variance of a mean over N sequences falls as 1/N, within chance (2 runs): arithmetic "
-        "for sequences drawn at random."
+        "The variance of a mean over N sequences falls as 1/N, within chance (2 runs, up to 4 "
+        "sequences): arithmetic for sequences drawn at random."
     )
 
 
 @pytest.mark.parametrize(
     ("ratios", "words"),
     [
-        ([0.8, 1.0, 1.0, 1.0], "as 1/N, within chance (4 runs)"),
+        ([0.8, 1.0, 1.0, 1.0], "as 1/N, within chance (4 runs, up to 8 sequences)"),
         ([0.8, 1.3, 1.3, 1.0], "unlike 1/N in 3 of 4 runs"),
         ([1.3, 1.3, 1.3, 1.0], "more slowly than 1/N in 3 of 4 runs"),
     ],
@@ -223,10 +261,10 @@ def test_a_comparison_names_its_reference_unless_it_is_bf16(tmp_path: Path) -> N
     assert set(rows.crossings(both)["what"]) == {"FP8 rowwise", "FP8 rowwise v FP32"}
 
 
-@pytest.mark.parametrize(("tokens", "beyond"), [(2048, True), (8192, False), (math.inf, False)])
+@pytest.mark.parametrize(("tokens", "beyond"), [(6e5, True), (2.4e6, False), (math.inf, False)])
 def test_large_batches_are_spoken_of_where_they_lie_beyond(tokens: float, beyond: bool) -> None:
     table = pd.DataFrame(
         {"crossing_batch_low": [50.0], "crossing_batch_high": [300.0],
          "systematic_share_low": [0.1]}
     )  # fmt: skip
-    assert ("At a million tokens" in sentences._verdict(table, tokens)) == beyond
+    assert ("steps of a million tokens" in sentences._verdict(table, tokens)) == beyond

@@ -17,22 +17,26 @@ from fp8study.report.words import count, escape, missing, recipe, span
 FAR = 20
 #: Elements lost at the ends of the format are called rare up to this share, %.
 RARE_PCT = 1
+#: A systematic part of the error is spoken of if it is seen in more than this share of the cases.
+MOSTLY = 0.5
 #: Tokens in a step of a large pre-training.
 LARGE_BATCH_TOKENS = 1_000_000
+_WHERE, _KIND = ["machine", "study", "model"], ["precision", "gemm"]
 _MISSING = missing("Gradient noise", "precision-noise")
 
 
-def measured(stored: Sequence[StoredRun]) -> list[StoredRun]:
-    """Return the runs of one place that measured noise, real FP8 GEMMs before emulated ones.
+def places(stored: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """Return the runs that measured noise by place, the place of most runs first.
 
-    A place is a machine, study, model and sequence length: others are not averaged with it. It
-    is the one with the most runs.
+    A place is a machine, study, model and sequence length: no other is averaged with it. Emulated
+    FP8 GEMMs count where no run has real ones.
     """
     found = _all_measured(stored)
     real = [run for run in found if not run.record.noise.get("emulated")]
-    places = [_place(run) for run in real or found]
-    best = max(places, key=places.count, default=None)
-    return [run for run, place in zip(real or found, places, strict=True) if place == best]
+    by_place: dict[tuple[object, ...], list[StoredRun]] = {}
+    for run in real or found:
+        by_place.setdefault(_place(run), []).append(run)
+    return sorted(by_place.values(), key=len, reverse=True)
 
 
 def _all_measured(stored: Sequence[StoredRun]) -> list[StoredRun]:
@@ -56,19 +60,39 @@ def fp8_rows(stored: Sequence[StoredRun]) -> pd.DataFrame:
 
 def answer(stored: Sequence[StoredRun]) -> str:
     """Say whether FP8's error is near the sampling noise at an effective batch of one."""
-    table = fp8_rows(stored)
-    if table.empty:
+    found = [(runs, table) for runs in places(stored) if len(table := fp8_rows(runs))]
+    if not found:
         return _MISSING
-    tokens = max((run.record.noise["tokens_per_sample"] for run in stored), default=math.inf)
+    emulated = all(run.record.noise.get("emulated") for runs, _ in found for run in runs)
+    lines = [
+        "**FP8 is emulated in all of these runs.** " if emulated else "",
+        "At an effective batch of 1, the error that FP8 adds to a gradient is, of the gradient's "
+        "sampling noise,\n\n",
+    ]
+    lines += [f"- {here(runs)}: {_size(table)} {_crossing(table)}\n" for runs, table in found]
+    everywhere = pd.concat([table for _, table in found])
+    tokens = [runs[0].record.noise["tokens_per_sample"] for runs, _ in found]
+    nearest = min(
+        count * table["crossing_batch_high"].max()
+        for count, (_, table) in zip(tokens, found, strict=True)
+    )
+    return "".join([*lines, "\n", _verdict(everywhere, nearest)])
+
+
+def here(runs: Sequence[StoredRun]) -> str:
+    """Name the model and the text of a place."""
+    corpora = " and ".join(sorted({escape(run.record.data.get("corpus")) for run in runs}))
+    return f"{escape(runs[0].record.config.get('model'))} on {corpora}"
+
+
+def _size(table: pd.DataFrame) -> str:
+    """Say how large FP8's error is at a batch of one, and what that rests on."""
     ends = 100 * pd.concat([table["ratio_at_1_low"], table["ratio_at_1_high"]])
-    emulated = stored and all(run.record.noise.get("emulated") for run in stored)
-    note = "**FP8 is emulated in all of these runs.** " if emulated else ""
     return (
-        f"{note}At an effective batch of 1, the error that FP8 adds to a gradient is "
-        f"{span(100 * table['ratio_at_1'], '.0f', ' %')} of its sampling noise (95 % CIs from "
+        f"{span(100 * table['ratio_at_1'], '.0f', ' %')} (95 % CIs from "
         f"{span(ends, '.0f', ' %')}; {count(table['step'].nunique(), 'point')} of training, "
         f"{count(table['precision'].nunique(), 'recipe')}, "
-        f"{count(table['seed'].nunique(), 'seed')}). {_crossing(table)} {_verdict(table, tokens)}"
+        f"{count(table['seed'].nunique(), 'seed')})."
     )
 
 
@@ -81,8 +105,8 @@ def _crossing(table: pd.DataFrame) -> str:
     if len(there):
         ends = pd.concat([table["crossing_batch_low"], table["crossing_batch_high"]])
         parts.append(
-            f"The two would be equal at effective batches of {span(there, '.0f')} sequences "
-            f"(95 % CIs from {span(ends, '.0f')})."
+            f"The two would be equal at effective batches of {span(there, ',.0f')} sequences "
+            f"(95 % CIs from {span(ends, ',.0f')})."
         )
     if never:
         what = "In all cases" if never == len(table) else f"In {never} of {len(table)} cases"
@@ -94,8 +118,11 @@ def _crossing(table: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
-def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
-    """Judge document A's explanation by where the two errors are equal."""
+def _verdict(table: pd.DataFrame, tokens: float) -> str:
+    """Judge document A's explanation by where the two errors are equal.
+
+    ``tokens``: in steps larger than this FP8's error is surely the larger in some place.
+    """
     low, high = table["crossing_batch_low"].min(), table["crossing_batch_high"].max()
     if low > FAR:
         text = "A batch of 1 or 2, document A's transition, is nowhere near."
@@ -105,15 +132,17 @@ def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
         return "That is where document A puts the transition."
     else:
         return "A batch of 1 or 2 cannot be told apart from it here."
-    if table["systematic_share_low"].min() > 0:
+    seen = table["systematic_share_low"] > 0
+    if seen.mean() > MOSTLY:
+        where = "" if seen.all() else f", seen in {seen.sum()} of {len(seen)} cases,"
         text += (
-            " Sampling noise falls with the batch, the systematic part of FP8's error does not: "
-            "precision matters *least* at batch 1."
+            f" Sampling noise falls with the batch, the systematic part of FP8's error{where} does "
+            "not: precision matters *least* at batch 1."
         )
-        if high * tokens_per_sample < LARGE_BATCH_TOKENS:
+        if tokens < LARGE_BATCH_TOKENS:
             text += (
-                " At a million tokens FP8's error would be the larger; what that costs in loss, no "
-                "run here has measured."
+                " So in steps of a million tokens it can be the larger; what that costs in loss, "
+                "no run here has measured."
             )
     return text
 
@@ -124,7 +153,7 @@ def gemms(stored: Sequence[StoredRun]) -> str:
     if table.empty:
         return _MISSING
     fp8, bf16 = table[table["cast"]], table[~table["cast"]]
-    medians = 100 * fp8.groupby(["precision", "gemm"])["error"].median()
+    medians = 100 * fp8.groupby([*_WHERE, *_KIND])["error"].median()
     beside = f", a BF16 one by {100 * bf16['error'].median():.2f} %" if len(bf16) else ""
     zero, cut = 100 * fp8["to_zero"].max(), 100 * fp8["cut_off"].max()
     ends = (
@@ -135,13 +164,23 @@ def gemms(stored: Sequence[StoredRun]) -> str:
     return (
         f"A single FP8 GEMM is off by {span(medians, '.1f', ' %')}{beside} (medians over "
         f"{count(fp8['module'].nunique(), 'layer')}). Of an operand's elements at most "
-        f"{zero:.2f} % become zero, and {ends}: "
-        + (
-            "what document A calls underflow is rare, and the error is that of rounding."
-            if max(zero, cut) < RARE_PCT
-            else "the range of the format takes part in the error, not rounding alone."
-        )
+        f"{zero:.2f} % become zero, and {ends}: " + _underflow(fp8)
     )
+
+
+def _underflow(fp8: pd.DataFrame) -> str:
+    """Say whether the GEMMs whose casts lose elements are further off than others of their kind."""
+    many = fp8[["to_zero", "cut_off"]].max(axis=1) > RARE_PCT / 100
+    if not many.any():
+        return "what document A calls underflow is rare, and the error is that of rounding."
+    usual = fp8[~many].groupby([*_WHERE, *_KIND])["error"].max().rename("usual")
+    held = fp8[many].join(usual, on=[*_WHERE, *_KIND])
+    if (held["error"] <= held["usual"]).all():
+        return (
+            f"{many.sum():,} of {len(many):,} GEMMs lose more than {RARE_PCT} %, and none of "
+            "them is further off than others of its recipe: the error is that of rounding."
+        )
+    return "the range of the format takes part in the error, not rounding alone."
 
 
 def variance_law(stored: Sequence[StoredRun]) -> str:
@@ -156,36 +195,38 @@ def variance_law(stored: Sequence[StoredRun]) -> str:
     law = "The variance of a mean over N sequences falls"
     # Of sound runs, one in twenty lies outside of its band.
     if binom.sf(above + below - 1, len(whole), 0.05) >= 0.05:
-        runs = count(len(whole), "run")
-        return f"{law} as 1/N, within chance ({runs}): arithmetic for sequences drawn at random."
+        seen = f"{count(len(whole), 'run')}, up to {whole['largest_batch'].max()} sequences"
+        return f"{law} as 1/N, within chance ({seen}): arithmetic for sequences drawn at random."
     side = "more slowly than" if not below else "faster than" if not above else "unlike"
     return f"{law} {side} 1/N in {above + below} of {count(len(whole), 'run')}."
 
 
 def limits(stored: Sequence[StoredRun]) -> str:
     """Say what the numbers rest on."""
-    runs = measured(stored)
-    if not runs:
-        return _MISSING
+    lines = [line for runs in places(stored) if (line := _limits_of(runs))]
+    if not lines:
+        unsound = "No point of these runs is sound: their gradients are not finite."
+        return unsound if places(stored) else _MISSING
+    if len(lines) > 1:
+        lines.append("- The figures are of the first of these, the tables of all.")
+    lines.append(
+        "- The gradients were computed without compilation, one sequence at a time. Errors beyond "
+        "half of the sequences are computed."
+    )
+    others = len(_all_measured(stored)) - sum(map(len, places(stored)))
+    if others:
+        lines.append(f"- Left out: {count(others, 'run')} with emulated FP8.")
+    return "\n".join(lines)
+
+
+def _limits_of(runs: Sequence[StoredRun]) -> str:
+    """Say what the numbers of one place rest on; nothing if no point of it is sound."""
     scale = tables.over_runs(tables.scale_table, runs)
     if scale.empty:
-        return "No point of these runs is sound: their gradients are not finite."
-    first, noise = runs[0].record, runs[0].record.noise
-    samples, last = scale["num_samples"].max(), scale["step"].max()
+        return ""
     trained = sorted({str(run.record.config.get("precision")) for run in runs})
-    names = " and ".join(recipe(name) for name in trained)
-    corpora = " and ".join(sorted({escape(r.record.data.get("corpus")) for r in runs}))
-    lines = [
-        f"- One shape ({escape(first.config.get('model'))}), one corpus ({corpora}), {samples} "
-        f"sequences of {noise['tokens_per_sample']:,} tokens a point, at most {last:,} steps. "
-        f"Errors beyond a batch of {samples // 2} are computed.",
-        f"- The weights are of runs that trained in {names}; the gradients were computed without "
-        "compilation, one sequence at a time.",
-    ]
-    others = len(_all_measured(stored)) - len(runs)
-    if others:
-        lines.append(
-            f"- Left out: {count(others, 'run')} that measured noise in another place, on another "
-            "model, or with emulated FP8."
-        )
-    return "\n".join(lines)
+    return (
+        f"- {here(runs)}: {scale['num_samples'].max()} sequences of "
+        f"{runs[0].record.noise['tokens_per_sample']:,} tokens a point, at most "
+        f"{scale['step'].max():,} steps in {' and '.join(recipe(name) for name in trained)}."
+    )

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from fp8study.analysis.arms import read_folder
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked
-from fp8study.core.records import load_runs, read_metrics, read_record
+from fp8study.core.records import load_runs, read_metrics, read_record, read_run
 from fp8study.report.export import tables_of
 from tests.factories import loss_curve, make_record, store
 
@@ -121,6 +122,20 @@ def test_what_is_damaged_is_named(name: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"left out: .*bad/") as caught:
         assert load_runs(tmp_path) == []
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_commands_that_read_one_folder_refuse_what_the_report_leaves_out(
+    name: str, tmp_path: Path
+) -> None:
+    run_dir = _store(tmp_path, "bad")
+    DAMAGES[name](run_dir)
+    if name in ("no metrics", "emptied metrics"):  # a record may be kept without them
+        assert read_run(run_dir).run_id == read_folder(run_dir, "A")[0].run_id == "bad"
+        return
+    for read in (read_run, lambda folder: read_folder(folder, "A")):
+        with pytest.raises(UserError, match="bad/"):
+            read(run_dir)
 
 
 @pytest.mark.parametrize(

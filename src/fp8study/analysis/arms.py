@@ -30,7 +30,7 @@ from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import BY_HAND, varying
 from fp8study.core.recipes import SIXTEEN_BIT
-from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL, RunRecord, StoredRun, read_record
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL, RunRecord, StoredRun, read_whole
 from fp8study.core.words import count
 
 #: Confidence level of the intervals of ratios.
@@ -137,7 +137,7 @@ def read_folder(folder: Path, name: str) -> list[RunRecord]:
         name: What the caller calls it, for the message.
 
     Raises:
-        UserError: There is no record, or one cannot be read.
+        UserError: There is no record, or one cannot be read or is contradicted by its metrics.
     """
     paths = [folder] if folder.is_file() else sorted(folder.rglob("run.json"))
     if not paths:
@@ -146,7 +146,7 @@ def read_folder(folder: Path, name: str) -> list[RunRecord]:
             f"{name}: '{folder}' {what}; give a folder of results, as results/local/<study>"
         )
     try:
-        return [read_record(path) for path in paths]
+        return [read_whole(path, alone=True)[0] for path in paths]
     except UserError as error:
         raise UserError(f"{name}: {one_line(error)}") from None
 

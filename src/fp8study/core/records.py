@@ -78,7 +78,7 @@ class RunRecord:
     run_id: str
     """Opaque name, unique within its study."""
     study: str
-    """The study that declared the run, ``adhoc`` for one started by hand; by `read_placed`, the
+    """The study that declared the run, ``adhoc`` for one started by hand; by `load_runs`, the
     folder that it lies in."""
     status: str
     """One of `STATUSES`."""
@@ -193,7 +193,7 @@ def read_run(run: Path) -> RunRecord:
     """Read a run by its folder, or by its record's path.
 
     Raises:
-        UserError: It holds no record, or one that cannot be read.
+        UserError: It holds no record, or one that cannot be read, or that its metrics contradict.
     """
     path = run if run.suffix == ".json" else run / "run.json"
     if not path.is_file():
@@ -201,7 +201,7 @@ def read_run(run: Path) -> RunRecord:
             f"run_dir: '{run}' holds no record; give the folder of a run that has ended, as "
             "results/local/<study>/<run_id>"
         )
-    return read_record(path)
+    return read_whole(path, alone=True)[0]
 
 
 def read_record(path: Path) -> RunRecord:
@@ -266,6 +266,18 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         ) from error
 
 
+def read_whole(path: Path, alone: bool = False) -> tuple[RunRecord, list[dict[str, Any]]]:
+    """Read a ``run.json`` and the metrics beside it; ``alone``: a record without any counts, too.
+
+    Raises:
+        UserError: As `read_record` and `read_metrics`, or the two contradict each other.
+    """
+    record, lines = read_record(path), read_metrics(path.parent)
+    if lines or not alone:
+        record_shape.check_whole(record, lines, path.parent)
+    return record, lines
+
+
 def last_logged_step(run_dir: Path) -> int:
     """Return how many steps a run has done as far as its metrics tell; 0 without any."""
     return max((row.get("step") or 0 for row in read_metrics(run_dir)), default=0)
@@ -281,15 +293,6 @@ class StoredRun:
     """``local``, or the folder's name below ``results/reference``."""
     metrics: Mapping[str, list[Any]] = field(default_factory=dict)
     """The columns of `fp8study.core.record_shape.METRICS`, one value per logged step."""
-
-
-def read_placed(path: Path) -> RunRecord:
-    """Read a run's record, its study named as the folder is: a second session's has its own.
-
-    Raises:
-        UserError: As `read_record`.
-    """
-    return dataclasses.replace(read_record(path), study=path.parents[1].name)
 
 
 def set_aside(path: Path, reason: str) -> Path:
@@ -323,8 +326,7 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
         here: list[tuple[bool, StoredRun]] = []
         for path in sorted(root.glob("*/*/run.json")):
             try:
-                record, lines = read_record(path), read_metrics(path.parent)
-                record_shape.check_whole(record, lines, path.parent)
+                record, lines = read_whole(path)
             except UserError as error:
                 left_out.append(str(error))
                 continue

@@ -7,6 +7,7 @@ median over its runs.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import warnings
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ from fp8study.core.path.switches import RETIRED
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
 from fp8study.core.record_shape import as_run, complete_texts, whence
-from fp8study.core.records import RunRecord, read_placed
+from fp8study.core.records import RunRecord, read_record
 
 #: Fields of the task that change no kernel.
 _INERT = (
@@ -146,7 +147,7 @@ def read_runs(
     seen = {key for _, record in but_for for key in whence(record)}
     for path in sorted(results.glob(f"{place}/*/*/run.json")):
         try:
-            record = read_placed(path)
+            record = dataclasses.replace(read_record(path), study=path.parents[1].name)
         except UserError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
             continue

@@ -37,7 +37,7 @@ OTHER: dict[str, Any] = {
     "validation_points": 2,
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
-    "compile_mode": "reduce-overhead", "step_launch": "as_graph", "combo_kernels": "together",
+    "compile_mode": "reduce-overhead", "step_launch": "as_graph",
     "gather_cast": "compiled", "allocator": "expandable",
     "clipping": "in_update", "gradient_reduction": "each_pass", "gradient_pool": "shared",
     "gradient_copy": "foreach",

@@ -12,7 +12,7 @@ from tests.checkout import tiny_folder
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default",
-    "step_launch": "by_kernel", "combo_kernels": "apart", "gather_cast": "eager",
+    "step_launch": "by_kernel", "gather_cast": "eager",
     "allocator": "default", "clipping": "separate", "gradient_reduction": "last_pass",
     "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",

@@ -96,7 +96,6 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"gather_cast": "compiled", "precision": "fp8_rowwise", "num_gpus": 2}, "gather_cast",
          "precision=fp8_tensorwise"),
         ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
-        ({"combo_kernels": "together", "compile": False}, "combo_kernels", "compile=true"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
         ({"step_launch": "as_graph", "attention_mask": "causal"}, "step_launch",
          "update_kernel=one_pass"),

@@ -84,15 +84,7 @@ def test_every_step_of_a_trainer_is_wholly_compiled(changes: dict[str, Any], str
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
-@pytest.mark.parametrize("combo", ["apart", "together"])
-def test_layers_are_compiled_with_what_a_run_asks_for(mode: str, combo: str) -> None:
+def test_layers_are_compiled_with_what_a_run_asks_for(mode: str) -> None:
     layer = MagicMock()
-    compile_layers([layer], make_config({"compile_mode": mode, "combo_kernels": combo}).resolved())
-    (((), asked),) = layer.compile.call_args_list
-    together = torch._inductor.list_mode_options(mode) | {"combo_kernels": True}
-    assert asked == ({"options": together} if combo == "together" else {"mode": mode})
-    block, other = Block(), Block()
-    other.load_state_dict(block.state_dict())
-    compile_layers([other], make_config({"combo_kernels": combo}).resolved())
-    x = torch.randn(TOKENS, HIDDEN)
-    torch.testing.assert_close(other(x), block(x))
+    compile_layers([layer], make_config({"compile_mode": mode}).resolved())
+    layer.compile.assert_called_once_with(mode=mode)

@@ -102,7 +102,6 @@ def test_copy_engines_go_with_all_but_small_steps_by_kernel(
         ({"micro_batch_size": 2, "gradient_dtype": "compute"}, "one_pass"),
         ({"micro_batch_size": 2, "transposes": "separate"}, "one_pass"),
         ({"micro_batch_size": 2, "max_grad_norm": 1.0, "gradient_norm": "by_kernel"}, "one_pass"),
-        ({"micro_batch_size": 2, "combo_kernels": "together"}, "torch"),
         ({"micro_batch_size": 4}, "one_pass"),  # fits in no way
         ({"micro_batch_size": 2, "path": "plain"}, "torch"),
     ],

@@ -49,9 +49,5 @@ def wholly_compiled(config: ResolvedConfig) -> Iterator[None]:
 
 def compile_layers(layers: Iterable[torch.nn.Module], config: ResolvedConfig) -> None:
     """Have each layer compiled in place when it is first called, as a run asks for."""
-    how: dict[str, Any] = {"mode": config.compile_mode}
-    if config.combo_kernels == "together":  # torch takes a mode, or options
-        options = torch._inductor.list_mode_options(config.compile_mode)
-        how = {"options": options | {"combo_kernels": True}}
     for layer in layers:
-        layer.compile(**how)
+        layer.compile(mode=config.compile_mode)

@@ -110,12 +110,6 @@ class Switches:
             (lambda c: c.step_launch == "as_graph" and c.update_kernel != "one_pass",
              "needs an update whose numbers a graph finds anew; use update_kernel=one_pass, or "
              "by_kernel")))
-    combo_kernels: Literal["apart", "together"] | None = switch(
-        "apart", "apart", "small kernels {}", "Small kernels that do not depend on each other, "
-        "as those that find and invert FP8's scales: the compiler launches each, or many as one.",
-        refused=(
-            (lambda c: c.combo_kernels == "together" and not c.compile,
-             "says nothing with compile=false; leave it out, or set compile=true"),))
     gather_cast: Literal["eager", "compiled"] | None = switch(
         "eager",
         lambda c: "compiled" if c.fp8_all_gather and c.compile and is_sharded(c) else "eager",
@@ -332,6 +326,9 @@ RETIRED: dict[str, Field] = {
     "nccl_ctas": Field(
         "tuning", "two GPUs lost 2 % by it (docs/log.md, 70)", plain=0, words="{} NCCL CTAs",
         differs=("switch",)),
+    "combo_kernels": Field(
+        "tuning", "an 8B gained at most 0.5 % by it (docs/log.md, 107)",
+        plain="apart", words="small kernels {}", differs=("switch",)),
 }  # fmt: skip
 
 #: Likewise values of switches that stay, with the one that is nearest.

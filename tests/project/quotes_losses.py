@@ -8,6 +8,7 @@ from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
+from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import goes_on
 from fp8study.report import noise_sentences
@@ -16,6 +17,7 @@ from tests.checkout import ROOT, committed_runs
 from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 MACHINE = "h200x1"
+STORIES = "precision-noise"
 STUDIES = ("skipped-layers", "schedules")
 
 
@@ -193,23 +195,23 @@ def _growth_texts() -> list[str]:
 def noise_texts() -> list[str]:
     """What is said of FP8's error in a gradient, and of the batches at which it would matter."""
     runs = [run for run in committed_runs() if run.record.noise]
-    first, second = (noise_sentences.fp8_rows(place) for place in noise_sentences.places(runs))
-    for rows, model, size in (
-        (first, "llama-3.2-1b", (4, 3)), (second, "llama-1b-width-1024", (2, 2))
-    ):  # fmt: skip
-        assert (rows["seed"].nunique(), rows["step"].nunique()) == size
-        assert rows["precision"].nunique() == 3 and {*rows["model"]} == {model}
-    (tokens,) = {run.record.noise["tokens_per_sample"] for run in runs}
-    shares, batches = (
-        [[f"{end:,.0f}" for end in (of.min(), of.max())] for of in columns]
-        for columns in (
-            [100 * rows["ratio_at_1"] for rows in (first, second)],
-            [rows["crossing_batch"] for rows in (first, second)],
-        )
-    )
+    told = [
+        noise_sentences.here(place).partition(", ")[0] for place in noise_sentences.places(runs)
+    ]
+    assert told == ["llama-3.2-1b on text:tinystories-train.txt",
+                    "llama-1b-width-1024 on text:english-prose.txt",
+                    "llama-3.2-1b on text:english-prose.txt"]  # fmt: skip
+    answers = re.findall(r"^- .*$", noise_sentences.answer(runs), re.MULTILINE)
+    shares = [
+        re.findall(r"([\d,]+(?: to [\d,]+)?) %", line.partition("(95")[0]) for line in answers
+    ]
+    batches = [re.findall(r"([\d,]+ to [\d,]+) sequences", line) for line in answers]
+    scale = noise.over_runs(noise.scale_table, runs)
+    start = scale[(scale["scope"] == "all") & (scale["step"] == 0)]
+    other, stories = (rows["noise_scale"] for _, rows in start.groupby(start["study"] == STORIES))
     off = re.search(r"off by (.*?), a BF16 one by (.*?) \(", said := noise_sentences.gemms(runs))
-    zero = re.search(r": ([\d,]+ of [\d,]+ GEMMs) lose more than 1 %, and none of them is", said)
-    assert "none is cut off" in said
+    zero = re.search(r": ([\d,]+ of [\d,]+ GEMMs) lose more than 1 %, and their operands are", said)
+    assert "none is cut off" in said and "as others are" in said
     assert off
     assert zero
     asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
@@ -220,10 +222,14 @@ def noise_texts() -> list[str]:
     return [
         f"No loss was settled in steps of more than {of_any[1]} tokens, nor of an 8B in "
         f"{steps.partition(' with ')[0]}",
-        f"is {shares[0][0]} to {shares[0][1]} % of the gradient's sampling noise for a 1B on "
-        f"simple stories (four seeds), {shares[1][0]} to {shares[1][1]} % for a model half as wide",
-        f"equal at {batches[0][0]} to {batches[0][1]} sequences of {tokens:,} tokens for the 1B, "
-        f"at {batches[1][0]} to {batches[1][1]} for the other",
+        f"is {shares[0][0]} % of its sampling noise at the start and {shares[0][1]} % after "
+        "training for a 1B on simple stories (four seeds)",
+        f"equal at {batches[0][0]} sequences of 2,048 tokens at the start and {batches[0][1]} "
+        "sequences after training, less than a million tokens",
+        f"the same 1B (one seed) is at {batches[2][0]} and {batches[2][1]} sequences, a model half "
+        f"as wide (two seeds) at {batches[1][0]} and {batches[1][1]}: beyond a million tokens",
+        f"is {other.min():.0f} to {other.max():.0f} sequences at the start, not "
+        f"{stories.min():.0f} to {stories.max():.0f}",
         f"One FP8 GEMM is off by {off[1]}, one in BF16 by {off[2]}.",
         f"become zero in {zero[1]}",
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.instruments import KINDS
-from fp8study.analysis.runs.pairing import healthy
+from fp8study.analysis.runs.pairing import healthy, in_fp8
 from fp8study.core.recipes import FP8_RECIPES
 from fp8study.report.words import count, each_machine, escape, number, recipe, span
 
@@ -102,8 +102,12 @@ def layers(table: pd.DataFrame) -> str:
     """Give each recipe's median over converted weights, the smallest error first."""
     if table.empty:
         return ""
-    medians = table[table["is_fp8"]].groupby("precision")["sqnr_db"].median()
-    order = medians[medians.index.isin(FP8_RECIPES)].sort_values(ascending=False)
+    medians = (
+        table[table["is_fp8"] & in_fp8(table) & table["reference"].eq("bf16")]
+        .groupby("precision")["sqnr_db"]
+        .median()
+    )
+    order = medians.sort_values(ascending=False)
     found = "; ".join(f"{recipe(name)} {value:.0f} dB" for name, value in order.items())
     return f"Medians over all weights in FP8 and all points of training: {found}."
 

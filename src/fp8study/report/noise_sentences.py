@@ -11,25 +11,25 @@ from scipy.stats import binom
 from fp8study.analysis.noise import tables
 from fp8study.analysis.runs.pairing import in_fp8
 from fp8study.core.records import RESULTS, StoredRun
-from fp8study.report.words import count, escape, missing, recipe, span
+from fp8study.core.words import listed
+from fp8study.report.words import count, escape, machine_name, missing, recipe, span
 
 #: Document A's transition is called far from a batch that is ten times its upper end.
 FAR = 20
 #: Elements lost at the ends of the format are called rare up to this share, %.
 RARE_PCT = 1
-#: A systematic part of the error is spoken of if it is seen in more than this share of the cases.
-MOSTLY = 0.5
+#: Operands are off as others are up to this multiple of the median of their kind.
+ORDINARY = 1.25
 #: Tokens in a step of a large pre-training.
 LARGE_BATCH_TOKENS = 1_000_000
-_WHERE, _KIND = ["machine", "study", "model"], ["precision", "gemm"]
 _MISSING = missing("Gradient noise", "precision-noise")
 
 
 def places(stored: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Return the runs that measured noise by place, the place of most runs first.
 
-    A place is a machine, study, model and sequence length: no other is averaged with it. Emulated
-    FP8 GEMMs count where no run has real ones.
+    A place is a machine, study, model, text and sequence length: no other is averaged with it.
+    Emulated FP8 GEMMs count where no run has real ones.
     """
     found = _all_measured(stored)
     real = [run for run in found if not run.record.noise.get("emulated")]
@@ -47,7 +47,8 @@ def _all_measured(stored: Sequence[StoredRun]) -> list[StoredRun]:
 def _place(run: StoredRun) -> tuple[object, ...]:
     record = run.record
     length = record.noise.get("tokens_per_sample")
-    return run.machine_label, record.study, record.config.get("model"), length
+    text = record.data.get("corpus")
+    return run.machine_label, record.study, record.config.get("model"), text, length
 
 
 def fp8_rows(stored: Sequence[StoredRun]) -> pd.DataFrame:
@@ -64,49 +65,67 @@ def answer(stored: Sequence[StoredRun]) -> str:
     if not found:
         return _MISSING
     emulated = all(run.record.noise.get("emulated") for runs, _ in found for run in runs)
-    lines = [
+    told = [
+        f"- {here(runs)}: {_size(table)} {_crossing(table)}{_in_large_steps(table, runs)}\n"
+        for runs, table in found
+    ]
+    return "".join([
         "**FP8 is emulated in all of these runs.** " if emulated else "",
         "At an effective batch of 1, the error that FP8 adds to a gradient is, of the gradient's "
         "sampling noise,\n\n",
-    ]
-    lines += [f"- {here(runs)}: {_size(table)} {_crossing(table)}\n" for runs, table in found]
-    everywhere = pd.concat([table for _, table in found])
-    tokens = [runs[0].record.noise["tokens_per_sample"] for runs, _ in found]
-    nearest = min(
-        count * table["crossing_batch_high"].max()
-        for count, (_, table) in zip(tokens, found, strict=True)
-    )
-    return "".join([*lines, "\n", _verdict(everywhere, nearest)])
+        *told, "\n", _verdict(pd.concat([table for _, table in found])),
+    ])  # fmt: skip
 
 
 def here(runs: Sequence[StoredRun]) -> str:
-    """Name the model and the text of a place."""
-    corpora = " and ".join(sorted({escape(run.record.data.get("corpus")) for run in runs}))
-    return f"{escape(runs[0].record.config.get('model'))} on {corpora}"
+    """Name the model, the text and the machine of a place."""
+    first = runs[0].record
+    machine = escape(machine_name(runs[0].machine_label))
+    return f"{escape(first.config.get('model'))} on {escape(first.data.get('corpus'))}, {machine}"
+
+
+def _by_stage(table: pd.DataFrame, column: str, spec: str, unit: str = "") -> str:
+    """Give the range of a column at the start, and that after some training."""
+    stages = table.groupby(table["step"] > 0)[column]
+    told = {is_later: span(values, spec, unit) for is_later, values in stages}
+    names = {False: "at the start", True: "after training"}
+    return " and ".join(f"{text} {names[is_later]}" for is_later, text in told.items())
 
 
 def _size(table: pd.DataFrame) -> str:
     """Say how large FP8's error is at a batch of one, and what that rests on."""
-    ends = 100 * pd.concat([table["ratio_at_1_low"], table["ratio_at_1_high"]])
-    return (
-        f"{span(100 * table['ratio_at_1'], '.0f', ' %')} (95 % CIs from "
-        f"{span(ends, '.0f', ' %')}; {count(table['step'].nunique(), 'point')} of training, "
+    table = table.assign(pct=100 * table["ratio_at_1"], rest=100 * table["ratio_without_worst"])
+    is_one = table["worst_share"] > tables.DOMINATED
+    sound = table[~is_one]
+    ends = 100 * pd.concat([sound["ratio_at_1_low"], sound["ratio_at_1_high"]])
+    cis = f"95 % CIs from {span(ends, '.0f', ' %')}; " if len(sound) else ""
+    text = (
+        f"{_by_stage(table, 'pct', '.0f', ' %')} ({cis}"
+        f"{count(table['step'].nunique(), 'point')} of training, "
         f"{count(table['precision'].nunique(), 'recipe')}, "
         f"{count(table['seed'].nunique(), 'seed')})."
     )
+    if is_one.any():
+        text += (
+            f" In {is_one.sum()} of {len(table)} cases one sequence holds more than half of FP8's "
+            f"squared error, and no CI is known; without it they are at "
+            f"{span(table.loc[is_one, 'rest'], '.0f', ' %')}."
+        )
+    return text
 
 
 def _crossing(table: pd.DataFrame) -> str:
     """Say at which effective batches the two errors would be equal."""
     crossing = table["crossing_batch"]
-    there = crossing[(crossing > 0) & (crossing < math.inf)]
+    there = table[(crossing > 0) & (crossing < math.inf)]
     larger, never = int((crossing == 0).sum()), int((crossing == math.inf).sum())
     parts = []
     if len(there):
         ends = pd.concat([table["crossing_batch_low"], table["crossing_batch_high"]])
         parts.append(
-            f"The two would be equal at effective batches of {span(there, ',.0f')} sequences "
-            f"(95 % CIs from {span(ends, ',.0f')})."
+            "The two would be equal at effective batches of "
+            f"{_by_stage(there, 'crossing_batch', ',.0f', ' sequences')} (95 % CIs from "
+            f"{span(ends, ',.0f')})."
         )
     if never:
         what = "In all cases" if never == len(table) else f"In {never} of {len(table)} cases"
@@ -118,32 +137,33 @@ def _crossing(table: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
-def _verdict(table: pd.DataFrame, tokens: float) -> str:
-    """Judge document A's explanation by where the two errors are equal.
+def _in_large_steps(table: pd.DataFrame, runs: Sequence[StoredRun]) -> str:
+    """Say which error would be the larger in steps of a million tokens, where that is known."""
+    batch = LARGE_BATCH_TOKENS / runs[0].record.noise["tokens_per_sample"]
+    if table["crossing_batch_high"].max() < batch:
+        return " In steps of a million tokens FP8's error would be the larger."
+    if table["crossing_batch_low"].min() > batch:
+        return " In steps of a million tokens the sampling noise would still be the larger."
+    return ""
 
-    ``tokens``: in steps larger than this FP8's error is surely the larger in some place.
-    """
+
+def _verdict(table: pd.DataFrame) -> str:
+    """Judge document A's explanation by where the two errors are equal."""
     low, high = table["crossing_batch_low"].min(), table["crossing_batch_high"].max()
     if low > FAR:
-        text = "A batch of 1 or 2, document A's transition, is nowhere near."
+        text = "In the mean a batch of 1 or 2, document A's transition, is nowhere near."
     elif low > 2:
         text = "Batches of 1 and 2, where document A puts the transition, are both below."
     elif high <= 2:
         return "That is where document A puts the transition."
     else:
         return "A batch of 1 or 2 cannot be told apart from it here."
-    seen = table["systematic_share_low"] > 0
-    if seen.mean() > MOSTLY:
-        where = "" if seen.all() else f", seen in {seen.sum()} of {len(seen)} cases,"
+    if high < math.inf:
         text += (
-            f" Sampling noise falls with the batch, the systematic part of FP8's error{where} does "
-            "not: precision matters *least* at batch 1."
+            " Sampling noise falls with the batch, the systematic part of FP8's error does not: "
+            "beside the noise, precision matters *least* at batch 1. What a larger error costs in "
+            "loss, no run here has measured."
         )
-        if tokens < LARGE_BATCH_TOKENS:
-            text += (
-                " So in steps of a million tokens it can be the larger; what that costs in loss, "
-                "no run here has measured."
-            )
     return text
 
 
@@ -153,7 +173,9 @@ def gemms(stored: Sequence[StoredRun]) -> str:
     if table.empty:
         return _MISSING
     fp8, bf16 = table[table["cast"]], table[~table["cast"]]
-    medians = 100 * fp8.groupby([*_WHERE, *_KIND])["error"].median()
+    medians = (
+        100 * fp8.groupby(["machine", "study", "model", "precision", "gemm"])["error"].median()
+    )
     beside = f", a BF16 one by {100 * bf16['error'].median():.2f} %" if len(bf16) else ""
     zero, cut = 100 * fp8["to_zero"].max(), 100 * fp8["cut_off"].max()
     ends = (
@@ -169,16 +191,19 @@ def gemms(stored: Sequence[StoredRun]) -> str:
 
 
 def _underflow(fp8: pd.DataFrame) -> str:
-    """Say whether the GEMMs whose casts lose elements are further off than others of their kind."""
+    """Say whether casts that lose elements are further off than others of their kind."""
+    kind = ["run_ids", "step", "precision", "gemm"]
     many = fp8[["to_zero", "cut_off"]].max(axis=1) > RARE_PCT / 100
+    kept = fp8.assign(operand_error=fp8["operand_error"].mask(many))
+    usual = kept.groupby(kind)["operand_error"].transform("median")
     if not many.any():
         return "what document A calls underflow is rare, and the error is that of rounding."
-    usual = fp8[~many].groupby([*_WHERE, *_KIND])["error"].max().rename("usual")
-    held = fp8[many].join(usual, on=[*_WHERE, *_KIND])
-    if (held["error"] <= held["usual"]).all():
+    error = fp8.loc[many, "operand_error"]
+    if (error <= ORDINARY * usual[many]).all():
         return (
-            f"{many.sum():,} of {len(many):,} GEMMs lose more than {RARE_PCT} %, and none of "
-            "them is further off than others of its recipe: the error is that of rounding."
+            f"{many.sum():,} of {len(many):,} GEMMs lose more than {RARE_PCT} %, and their "
+            f"operands are off by {span(100 * error, '.1f', ' %')}, as others are "
+            f"({span(100 * usual[many], '.1f', ' %')}): the error is that of rounding."
         )
     return "the range of the format takes part in the error, not rounding alone."
 
@@ -195,8 +220,13 @@ def variance_law(stored: Sequence[StoredRun]) -> str:
     law = "The variance of a mean over N sequences falls"
     # Of sound runs, one in twenty lies outside of its band.
     if binom.sf(above + below - 1, len(whole), 0.05) >= 0.05:
-        seen = f"{count(len(whole), 'run')}, up to {whole['largest_batch'].max()} sequences"
-        return f"{law} as 1/N, within chance ({seen}): arithmetic for sequences drawn at random."
+        inside = len(whole) - above - below
+        most = listed(f"{size}" for size in sorted(whole["largest_batch"].unique()))
+        return (
+            f"{law} as 1/N, within chance: {inside} of {count(len(whole), 'run')} lie in their "
+            f"bands of 95 %, of up to {most} sequences. That is arithmetic for sequences drawn at "
+            "random."
+        )
     side = "more slowly than" if not below else "faster than" if not above else "unlike"
     return f"{law} {side} 1/N in {above + below} of {count(len(whole), 'run')}."
 
@@ -207,11 +237,9 @@ def limits(stored: Sequence[StoredRun]) -> str:
     if not lines:
         unsound = "No point of these runs is sound: their gradients are not finite."
         return unsound if places(stored) else _MISSING
-    if len(lines) > 1:
-        lines.append("- The figures are of the first of these, the tables of all.")
     lines.append(
         "- The gradients were computed without compilation, one sequence at a time. Errors beyond "
-        "half of the sequences are computed."
+        "half of the sequences are computed, and systematic is what holds at one set of weights."
     )
     others = len(_all_measured(stored)) - sum(map(len, places(stored)))
     if others:
@@ -224,9 +252,11 @@ def _limits_of(runs: Sequence[StoredRun]) -> str:
     scale = tables.over_runs(tables.scale_table, runs)
     if scale.empty:
         return ""
+    whole = scale[scale["scope"] == "all"]
     trained = sorted({str(run.record.config.get("precision")) for run in runs})
     return (
         f"- {here(runs)}: {scale['num_samples'].max()} sequences of "
         f"{runs[0].record.noise['tokens_per_sample']:,} tokens a point, at most "
-        f"{scale['step'].max():,} steps in {' and '.join(recipe(name) for name in trained)}."
+        f"{scale['step'].max():,} steps in {' and '.join(recipe(name) for name in trained)}. Noise "
+        f"scale: {_by_stage(whole, 'noise_scale', '.0f', ' sequences')}."
     )

@@ -14,6 +14,7 @@ from scipy.stats import quantile_test
 from fp8study.analysis import instruments, stats
 from fp8study.analysis.floors import AGAIN, KERNELS, RANDOM
 from fp8study.analysis.losses import comparisons, with_pairs
+from fp8study.analysis.noise.tables import DOMINATED
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import DIVERGED, goes_on, healthy, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
@@ -291,7 +292,8 @@ def apart(names: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
 def crossings(table: pd.DataFrame) -> pd.DataFrame:
     """Precision error against sampling error: medians over seeds, and the hull of their CIs.
 
-    A row for each point of training, recipe and reference, over all parameters.
+    A row for each point of training, recipe and reference, over all parameters. Where one sequence
+    holds most of the error, the ratio is without it, and has no CI.
     """
     if table.empty:
         return table
@@ -299,14 +301,16 @@ def crossings(table: pd.DataFrame) -> pd.DataFrame:
     keys = ["machine", "study", "model", "step", "precision", "reference"]
     for key, rows in table[table["scope"] == "all"].groupby(keys, sort=False):
         row = dict(zip(keys, key, strict=True))
+        sound = rows[rows["worst_share"] <= DOMINATED]
+        ratio = rows["ratio_at_1"].where(rows.index.isin(sound.index), rows["ratio_without_worst"])
         against = "" if row["reference"] == "bf16" else f" v {str(row['reference']).upper()}"
         found.append(row | {
             "what": f"{recipe(row['precision'])}{against}",
             "num_seeds": rows["seed"].nunique(), "run_ids": together(rows["run_ids"]),
-            "ratio_pct": 100 * rows["ratio_at_1"].median(),
-            "systematic_pct": 100 * rows["systematic_share"].median(),
+            "ratio_pct": 100 * ratio.median(),
+            "systematic_pct": 100 * sound["systematic_share"].median(),
             "crossing_batch": rows["crossing_batch"].median(),
-            "ratio_range": _hull(100 * rows["ratio_at_1_low"], 100 * rows["ratio_at_1_high"]),
+            "ratio_range": _hull(100 * sound["ratio_at_1_low"], 100 * sound["ratio_at_1_high"]),
             "crossing_range": _hull(rows["crossing_batch_low"], rows["crossing_batch_high"]),
         })  # fmt: skip
     return pd.DataFrame(found)
@@ -334,6 +338,8 @@ def gemms(table: pd.DataFrame) -> pd.DataFrame:
 
 def _hull(lows: pd.Series, highs: pd.Series) -> str:
     """Write the hull of intervals so that a table does not break it over two lines."""
+    if lows.empty:
+        return "–"
     return "\u00a0to\u00a0".join(
         "∞" if math.isinf(end) else f"{end:,.0f}" if end >= 10 else f"{end:.1f}" if end >= 1
         else f"{end:.2f}"

@@ -28,6 +28,9 @@ from fp8study.core.records import StoredRun
 #: Effective batches at which the two errors are set side by side.
 BATCHES = noise.geometric_batches(4096)
 
+#: Where one sequence holds more than this share of the squared error, a mean says little.
+DOMINATED = 0.5
+
 Section = Mapping[str, Any]
 
 
@@ -172,13 +175,20 @@ def crossing_table(section: Section) -> pd.DataFrame:
     """One row per point, scope and comparison: where precision overtakes sampling error.
 
     ``crossing_batch`` in sequences; ``systematic_share`` of a single sequence's squared error;
-    ``ratio_at_1``: precision over sampling error at an effective batch of one.
+    ``ratio_at_1``: precision over sampling error at an effective batch of one, whose interval is
+    too narrow where one sequence holds most of the squared error: ``worst_share``, and
+    ``ratio_without_worst``, the same ratio without that sequence.
     """
     rows = []
     for what, gradients, errors in _error_grams(section):
         row = what | _spread("crossing_batch", noise.crossing_batch(gradients, errors))
         row |= _spread("systematic_share", noise.systematic_share(errors))
-        rows.append(row | _spread("ratio_at_1", noise.error_ratio(gradients, errors, 1)))
+        row |= _spread("ratio_at_1", noise.error_ratio(gradients, errors, 1))
+        worst = int(np.argmax(each := np.diagonal(errors)))
+        row["worst_share"] = each[worst] / max(each.sum(), np.finfo(float).tiny)
+        rest = np.ix_(*[np.delete(np.arange(len(each)), worst)] * 2)
+        without = noise.error_ratio(gradients[rest], errors[rest], 1)
+        rows.append(row | {"ratio_without_worst": without.value})
     return pd.DataFrame(rows)
 
 
@@ -224,8 +234,8 @@ def gemm_table(section: Section) -> pd.DataFrame:
 
     ``error`` is relative to the FP32 GEMM of the uncast operands. ``to_zero`` and ``cut_off`` are
     shares of an operand's elements that the cast makes zero, or ends at the format's largest
-    number: the larger of both operands'. ``cast`` is false of a GEMM that the recipe leaves in
-    BF16, and of BF16's.
+    number, and ``operand_error`` is that of casting it: the larger of both operands'. ``cast`` is
+    false of a GEMM that the recipe leaves in BF16, and of BF16's.
     """
     frames = []
     for step, point in _points(section):
@@ -239,6 +249,7 @@ def gemm_table(section: Section) -> pd.DataFrame:
                     "step": step, "precision": precision, "gemm": gemm, "module": found["layers"],
                     "error": seen["error"], "cast": larger["error"] > 0,
                     "to_zero": larger["underflow"], "cut_off": larger["saturated"],
+                    "operand_error": larger["error"],
                 }))  # fmt: skip
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 

@@ -202,10 +202,9 @@ def noise_texts() -> list[str]:
                     "llama-1b-width-1024 on text:english-prose.txt",
                     "llama-3.2-1b on text:english-prose.txt"]  # fmt: skip
     answers = re.findall(r"^- .*$", noise_sentences.answer(runs), re.MULTILINE)
-    shares = [
-        re.findall(r"([\d,]+(?: to [\d,]+)?) %", line.partition("(95")[0]) for line in answers
-    ]
-    batches = [re.findall(r"([\d,]+ to [\d,]+) sequences", line) for line in answers]
+    share, batch = r"([\d,]+(?: to [\d,]+)?) % (?:at|after)", r"([\d,]+ to [\d,]+) (?:at the|after)"
+    shares = [re.findall(share, line) for line in answers]
+    batches = [re.findall(batch, line.partition("equal at")[2]) for line in answers]
     scale = noise.over_runs(noise.scale_table, runs)
     start = scale[(scale["scope"] == "all") & (scale["step"] == 0)]
     other, stories = (rows["noise_scale"] for _, rows in start.groupby(start["study"] == STORIES))

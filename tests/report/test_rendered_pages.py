@@ -81,7 +81,8 @@ def test_attribution_says_what_its_records_say(site: dict[str, str]) -> None:
 
 def test_noise_page_answers_from_its_records(site: dict[str, str]) -> None:
     text = plain(site["precision-noise"])
-    assert "2 points of training, 1 recipe, 2 seeds). The two would be equal at" in text
+    assert "sampling noise at effective batches of" in text
+    assert "after training (2 seeds); equal at" in text
     law = "1/N, within chance: 2 of 2 runs lie in their bands of 95 %, of up to 4 sequences."
     assert law in text
     assert "8 sequences of 10 tokens a point, at most 50 steps" in text

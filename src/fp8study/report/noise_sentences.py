@@ -65,15 +65,15 @@ def answer(stored: Sequence[StoredRun]) -> str:
     if not found:
         return _MISSING
     emulated = all(run.record.noise.get("emulated") for runs, _ in found for run in runs)
-    told = [
-        f"- {here(runs)}: {_size(table)} {_crossing(table)}{_in_large_steps(table, runs)}\n"
-        for runs, table in found
-    ]
+    table = pd.concat([table for _, table in found])
+    equal = table.loc[table["crossing_batch"].between(0, math.inf, inclusive="neither")]
     return "".join([
         "**FP8 is emulated in all of these runs.** " if emulated else "",
-        "At an effective batch of 1, the error that FP8 adds to a gradient is, of the gradient's "
-        "sampling noise,\n\n",
-        *told, "\n", _verdict(pd.concat([table for _, table in found])),
+        "FP8's error in a gradient would equal the gradient's sampling noise at effective batches "
+        f"of {span(equal['crossing_batch'], ',.0f')} sequences. " if len(equal) else "",
+        _verdict(table), "\n\nAt an effective batch of 1 it is, of that noise,\n\n",
+        *(f"- {here(runs)}: {_size(table)}{_crossing(table)}{_outliers(table)}"
+          f"{_in_large_steps(table, runs)}\n" for runs, table in found),
     ])  # fmt: skip
 
 
@@ -93,25 +93,21 @@ def _by_stage(table: pd.DataFrame, column: str, spec: str, unit: str = "") -> st
 
 
 def _size(table: pd.DataFrame) -> str:
-    """Say how large FP8's error is at a batch of one, and what that rests on."""
-    table = table.assign(pct=100 * table["ratio_at_1"], rest=100 * table["ratio_without_worst"])
-    is_one = table["worst_share"] > tables.DOMINATED
-    sound = table[~is_one]
-    ends = 100 * pd.concat([sound["ratio_at_1_low"], sound["ratio_at_1_high"]])
-    cis = f"95 % CIs from {span(ends, '.0f', ' %')}; " if len(sound) else ""
-    text = (
-        f"{_by_stage(table, 'pct', '.0f', ' %')} ({cis}"
-        f"{count(table['step'].nunique(), 'point')} of training, "
-        f"{count(table['precision'].nunique(), 'recipe')}, "
-        f"{count(table['seed'].nunique(), 'seed')})."
+    """Say how large FP8's error is at a batch of one."""
+    sizes = _by_stage(table.assign(pct=100 * table["ratio_at_1"]), "pct", ".0f", " %")
+    return f"{sizes} ({count(table['seed'].nunique(), 'seed')})"
+
+
+def _outliers(table: pd.DataFrame) -> str:
+    """Say in how many cases one sequence makes the error at a batch of one."""
+    one = table[table["worst_share"] > tables.DOMINATED]
+    if one.empty:
+        return ""
+    return (
+        f" In {len(one)} of {len(table)} cases one sequence holds more than half of the squared "
+        f"error at a batch of 1; without it they are at "
+        f"{span(100 * one['ratio_without_worst'], '.0f', ' %')}."
     )
-    if is_one.any():
-        text += (
-            f" In {is_one.sum()} of {len(table)} cases one sequence holds more than half of FP8's "
-            f"squared error, and no CI is known; without it they are at "
-            f"{span(table.loc[is_one, 'rest'], '.0f', ' %')}."
-        )
-    return text
 
 
 def _crossing(table: pd.DataFrame) -> str:
@@ -119,22 +115,15 @@ def _crossing(table: pd.DataFrame) -> str:
     crossing = table["crossing_batch"]
     there = table[(crossing > 0) & (crossing < math.inf)]
     larger, never = int((crossing == 0).sum()), int((crossing == math.inf).sum())
-    parts = []
-    if len(there):
-        ends = pd.concat([table["crossing_batch_low"], table["crossing_batch_high"]])
-        parts.append(
-            "The two would be equal at effective batches of "
-            f"{_by_stage(there, 'crossing_batch', ',.0f', ' sequences')} (95 % CIs from "
-            f"{span(ends, ',.0f')})."
-        )
+    text = f"; equal at {_by_stage(there, 'crossing_batch', ',.0f')}." if len(there) else "."
     if never:
         what = "In all cases" if never == len(table) else f"In {never} of {len(table)} cases"
-        parts.append(f"{what} no systematic part of it is seen, so they are never equal.")
+        text += f" {what} no systematic part of it is seen, so they are never equal."
     if larger:
-        parts.append(
-            f"In {larger} of {len(table)} cases FP8's error is the larger at a batch of 1 already."
+        text += (
+            f" In {larger} of {len(table)} cases FP8's error is the larger at a batch of 1 already."
         )
-    return " ".join(parts)
+    return text
 
 
 def _in_large_steps(table: pd.DataFrame, runs: Sequence[StoredRun]) -> str:

@@ -243,9 +243,11 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     """
     rows = []
     for folder in sorted({run.run_dir.parent for run in stored}):
+        if not (peers := read_peers(folder)):
+            continue
         there = [run for run in stored if run.run_dir.parent == folder]
         place = {"machine": there[0].machine_label, "study": there[0].record.study}
-        pairs = compare_with_peers([run.record for run in there], read_peers(folder))
+        pairs = compare_with_peers([run.record for run in there], peers)
         paths = {run.record.run_id: run_path(run) for run in there}
         for sessions, arm, ratio in pairs:
             ids = {"run_ids": together(arm.completed["run_id"].map(paths))}

@@ -76,7 +76,7 @@ class Advisor:
     Args:
         runs: Committed ones, from `fp8study.analysis.laws.cells.read_runs`.
         decisions: What the report decides, of these runs and the reader's own.
-        peers: Other trainers' leads, from `read_peers_leads`.
+        peers: Other trainers' leads, rows of `fp8study.analysis.peers.peer_table`.
     """
 
     def __init__(self, runs: Runs, decisions: Decisions, peers: pd.DataFrame) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -12,13 +10,6 @@ from fp8study.core.words import count, number
 
 #: A lead of a model more than twice as large, or less than half, says little.
 _ALIKE = 1.0
-
-
-def read_peers_leads(results: Path) -> pd.DataFrame:
-    """Read the other trainers' FP8 leads from the tables that are committed with the records."""
-    paths = sorted(results.glob("reference/*/tables/peers.csv"))
-    tables = [pd.read_csv(path).dropna(subset="peer_lead_pct") for path in paths]
-    return pd.concat(tables) if tables else pd.DataFrame()
 
 
 def over_slow_links(links: pd.DataFrame) -> str:
@@ -37,7 +28,7 @@ def other_trainers(
     """Say by how much FP8 made each other trainer faster, of the model nearest in size.
 
     Args:
-        leads: From `read_peers_leads`: ``peer_lead_pct`` is the trainer's FP8 over its own BF16, %.
+        leads: Rows of `peer_table`; ``peer_lead_pct`` is the trainer's FP8 over its own BF16, %.
         shape: The model that is asked about.
         num_gpus: On how many GPUs; of each trainer the nearest number is told.
         tokens_per_gpu: Of an optimizer step; then the nearest step.

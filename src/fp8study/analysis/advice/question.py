@@ -14,7 +14,6 @@ from fp8study.analysis.advice.advise import Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
-from fp8study.analysis.advice.other_trainers import read_peers_leads
 from fp8study.analysis.advice.steps import Steps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import network_at, num_nodes_for
@@ -27,6 +26,7 @@ from fp8study.analysis.laws.nearby import (
     fits_before_alone,
 )
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import make_config
@@ -34,6 +34,7 @@ from fp8study.core.errors import UserError, nearest, together
 from fp8study.core.files import kept, own_results, results_dir
 from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_with_fp8
 from fp8study.core.presets import PRESETS, needs_plain_head
+from fp8study.core.records import StoredRun
 
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
@@ -231,13 +232,17 @@ def _advisor(results: Path) -> Advisor:
             "checkout of fp8study"
         )
     files = [results / "reference" / name for name, _ in runs]
+    committed = [
+        StoredRun(record, folder, name.partition("/")[0])
+        for folder, (name, record) in zip(files, runs, strict=True)
+    ]
     files += [results / name for name, _ in own]
-    decisions = kept(
+    decisions, peers = kept(
         "decisions",
-        (folder / "run.json" for folder in files),
-        lambda: Decisions([*runs, *own]),
+        [*(folder / "run.json" for folder in files), *results.glob("reference/*/*/peer/**/*.json")],
+        lambda: (Decisions([*runs, *own]), peer_table(committed).dropna(subset="peer_lead_pct")),
     )
-    return Advisor(runs, decisions, read_peers_leads(results))
+    return Advisor(runs, decisions, peers)
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:

@@ -66,6 +66,8 @@ def test_advice_says_what_the_first_page_says_row_by_row(of_machine, advisor):
                  "tokens_per_second_per_gpu")  # fmt: skip
         assert figures == pytest.approx([row[name] for name in names], nan_ok=True)
         assert lead.kind == MEASURED and set(lead.run_ids) == set(row["run_ids"].split())
+        if lead.low is None:
+            assert found.instead is None
         is_open = row["action"] == decision.MORE and not math.isnan(row["ci_low_pct"])
         why = ", as the lead may lie on either side of 3 %" * is_open
         answer = f"{row['action'][0].upper()}{row['action'][1:]}{why}. {verdict.label}: tokens/s "

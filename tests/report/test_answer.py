@@ -1,6 +1,8 @@
 """The answer on the first screen: on one GPU, on several, and by model."""
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,21 @@ def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() 
     latest = there[~there["behind"]].sort_values(["num_sessions", "num_pairs"], ascending=False)
     assert latest["lead_pct"].iloc[0] == row["lead_pct"]
     assert decision.forms_behind(pd.Series(row)) == 0
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_earlier_form_is_told_until_todays_has_an_interval(is_known: bool) -> None:
+    report = load_report(ROOT / "results")
+    asked = {"machine": "h200x2", "model": "llama-3.2-3b", "num_gpus": 1, "micro_batch_size": 2}
+    is_it = (report.decisions[list(asked)] == list(asked.values())).all(axis=1)
+    earlier = report.decisions[is_it & ~report.decisions["setting"].str.contains("one pass")]
+    today = earlier.assign(setting=earlier["setting"] + ", updated in one pass", lead_pct=30.0)
+    if not is_known:
+        today = today.assign(lead_pct=math.nan, ci_low_pct=math.nan, action=decision.MORE)
+    both = dataclasses.replace(report, decisions=pd.concat([earlier, today]))
+    (row,) = answer.settled(both).to_dict("records")
+    assert row["is_before"] is not is_known
+    assert (row["lead_pct"] == 30.0) == is_known
 
 
 def test_nothing_is_opened_but_what_lost_by_kernel_and_is_one_graph_today() -> None:

@@ -39,9 +39,9 @@ def settled(report: Report) -> pd.DataFrame:
     """Choose one decision for each kind of GPU, model, number of GPUs, batch and passes.
 
     Machines with one kind of GPU count as one, but for the reader's own, which comes first, and an
-    untied twin as its model. Today's path comes before the path before it, then its latest form
-    that has an interval, then what is decided, then what has the most sessions and pairs. The plain
-    path counts where no other was timed.
+    untied twin as its model. What has an interval comes first, then today's path, then its latest
+    form, then what is decided, then what has the most sessions and pairs. The plain path counts
+    where no other was timed.
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
@@ -69,7 +69,7 @@ def settled(report: Report) -> pd.DataFrame:
         run_ids=same["run_ids"].transform(together),
     )
     place = ["gpu", "name", "num_gpus"]
-    by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_kernels", "_open",
+    by = ["_other", "is_plain", "_alone", "is_before", "_behind", "_kernels", "_open",
           "num_sessions", "num_pairs"]  # fmt: skip
     ranked = table.sort_values(by, ascending=[True] * 7 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, *_BATCH])

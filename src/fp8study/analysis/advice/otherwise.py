@@ -99,8 +99,10 @@ class Otherwise:
 
         As one graph, with layers recomputed, or at a larger batch: how many tokens/s more FP8 makes
         so than as asked, %, and its lead over BF16 that way or as asked, whichever is faster.
+        A lead without an interval is open for want of a second pair, which no other way mends.
         """
-        if self.case.verdicts[0].action != MORE or not self.case.fits:
+        verdict = self.case.verdicts[0]
+        if verdict.action != MORE or not self.case.fits or verdict.lead_pct.low is None:
             return None
         larger = ((f, self._anew(way)) for f, way in self._larger()) if self.may_grow else ()
         ways = [self._paying(*way) for way in self._of_this_step()]

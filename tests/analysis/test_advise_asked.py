@@ -49,7 +49,7 @@ def test_other_fields_are_checked(fields: dict[str, Any], named: str) -> None:
 def test_days_follow_from_tokens_gpus_and_rates() -> None:
     found = ask("llama-3.1-8b", 1, "h200", None, 86400e6)
     days = 1e6 / found.options[0].tokens_per_second_per_gpu.value
-    assert f"days for 86 billion tokens (--tokens), at best: {days:,.1f} in BF16" in advice_text(
+    assert f"days for 86.4 billion tokens (--tokens), at best: {days:,.1f} in BF16" in advice_text(
         found
     )
     size = ask("llama-3.1-8b", 1, "h200").tokens

@@ -34,8 +34,8 @@ from tests.factories import finish, make_record
             ["'--global-batch-size': '1M' is no whole number of sequences; about a million tokens"],
         ),
         (["advise", "--model=x", "--num-gpus=eight"], ["--num-gpus: 'eight' is no whole number"]),
-        (["plan", ""], ["STUDY: '' is no study; choose one of"]),
-        (["plan", "../secret"], ["STUDY", "choose one of"]),
+        (["plan", ""], ["STUDY: '' is no study; choose a file of"]),
+        (["plan", "../secret"], ["STUDY", "choose a file of"]),
         (["advise", "--model=x", "--tokens=160BB"], ["'160BB' is no number; write 160e9, 160B"]),
         (
             ["advise", "--model=qwen3-4b", "--gpu=h200", "--tokens", "0.5 m"],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.core import studies
+from fp8study.core import records
 from fp8study.core.config import load_config, save_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import check_writable
@@ -81,7 +81,7 @@ def test_metrics_are_read_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) 
     study = load(checkout, seeds=[0, 1])
     finish(*study.runs)
     read: list[Path] = []
-    monkeypatch.setattr(studies, "read_metrics", lambda run_dir: read.append(run_dir) or [])
+    monkeypatch.setattr(records, "read_metrics", lambda run_dir: read.append(run_dir) or [])
     assert study.pending() + study.pending() == []
     assert read == [run.run_dir for run in study.runs]
 

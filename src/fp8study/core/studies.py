@@ -21,14 +21,12 @@ from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_list, read_mapping, read_value, shown
 from fp8study.core.files import own_results, studies_dir, write_whole, writing
 from fp8study.core.presets import check_model_name
-from fp8study.core.record_shape import check_whole
 from fp8study.core.records import (
     LOSS_MARGIN_PCT,
     RESULTS,
     NewerRecord,
     RunRecord,
-    read_metrics,
-    read_record,
+    read_whole,
     set_aside,
 )
 
@@ -192,8 +190,10 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         if not (names := study_names()):
             raise UserError(f"STUDY: there are none in '{studies_dir()}'; run in a checkout")
         close = nearest(Path(name).stem, names, 0.6)  # of a path to its file as well
-        those = f"a file of '{studies_dir()}'" if close else "one of " + ", ".join(names)
-        raise UserError(f"STUDY: '{name}' is no study{close}; choose {those}")
+        raise UserError(
+            f"STUDY: '{name}' is no study{close}; choose a file of '{studies_dir()}', which "
+            "`fp8study plan --list` tells"
+        )
     if {*"{}"} & {*name}:  # Snakemake's wildcards
         raise UserError(f"STUDY: '{name}' cannot be run with braces in its name; rename '{path}'")
     check_names(overrides or {}, "--set")
@@ -335,9 +335,7 @@ def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> Pla
 @functools.cache
 def _whole_record(run_dir: Path, _written: tuple[tuple[int, ...], ...]) -> RunRecord:
     """Read a record and check its metrics, once for each time that they were written."""
-    record = read_record(run_dir / "run.json")
-    check_whole(record, read_metrics(run_dir), run_dir)
-    return record
+    return read_whole(run_dir / "run.json")[0]
 
 
 def estimated_minutes(runs: list[PlannedRun], num_slots: int) -> float:

@@ -12,6 +12,14 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural}"
 
 
+def amount(number: float) -> str:
+    """Write a number of tokens, as 4,096 or 1.02 million or 161 billion."""
+    if number < 1e6:
+        return f"{number:,.0f}"
+    scale, word = (1e6, "million") if number < 1e9 else (1e9, "billion")
+    return f"{number / scale:{',.0f' if number >= 100 * scale else '.3g'}} {word}"
+
+
 def listed(words: Iterable[object]) -> str:
     """Join words by commas and an ``and``."""
     *first, last = map(str, words)

@@ -11,9 +11,10 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
+from fp8study.core.words import amount
 from fp8study.report.advice_checks import listed, loss_check, speed_check
 from fp8study.report.verdict_text import answer_lines, as_today, lead_text
-from fp8study.report.words import amount, count, number, recipe, span
+from fp8study.report.words import count, number, recipe, span
 
 #: What the parts of a step and of memory are called.
 _PARTS = {

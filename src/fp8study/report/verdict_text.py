@@ -20,8 +20,8 @@ from fp8study.analysis.laws.shape import EXPERTS_IN_BF16
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
 from fp8study.core.recipes import ALIGNMENT
-from fp8study.core.words import rate
-from fp8study.report.words import amount, count, interval, machine_name, number
+from fp8study.core.words import amount, rate
+from fp8study.report.words import count, interval, machine_name, number
 
 #: Of a step, what communication must take to be told.
 _EXCHANGES_PCT = 25

@@ -62,14 +62,6 @@ def rate(value: float) -> str:
     return plain_rate(value).replace("-", "\u2011")
 
 
-def amount(number: float) -> str:
-    """Write a number of tokens, as 4,096 or 1.02 million or 161 billion."""
-    if number < 1e6:
-        return f"{number:,.0f}"
-    scale, word = (1e6, "million") if number < 1e9 else (1e9, "billion")
-    return f"{number / scale:{',.0f' if number >= 10 * scale else '.3g'}} {word}"
-
-
 def in_words(text: str) -> str:
     """Write out what a setting abbreviates: ``BF16 masters`` are master weights."""
     return re.sub(r"\bmasters\b", "master weights", text)

@@ -21,7 +21,7 @@ from fp8study.analysis.stats import interval_text
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
-from fp8study.core.words import count, number, rate
+from fp8study.core.words import amount, count, number, rate
 
 #: What the tokens of a step are counted by.
 _OF_A_STEP = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
@@ -206,15 +206,9 @@ def _longer(table: pd.DataFrame, nearest: pd.DataFrame, runs: Runs) -> list[str]
     for what, column in (("training on", "tokens"), ("steps of", "step")):
         most, of_any = own[column].max(), table[column].max()
         if most > 0:  # of a model of which something is settled
-            rest = f" (any model: {_tokens(of_any)})" * bool(of_any > most)
-            said.append(f"{what} more than {_tokens(most)} tokens with {name}{rest}")
+            rest = f" (any model: {amount(of_any)})" * bool(of_any > most)
+            said.append(f"{what} more than {amount(most)} tokens with {name}{rest}")
     return said
-
-
-def _tokens(number_of: float) -> str:
-    if number_of < 1e6:
-        return f"{number_of:,.0f}"
-    return f"{number_of / 1e6:,.3g} million"
 
 
 def _says(table: pd.DataFrame) -> pd.Series:

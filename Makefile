@@ -44,7 +44,7 @@ help: ## print this list
 	@echo "  SET='field=value'  fields to set in every run of the study, as SET='corpus=text:my.txt'"
 	@echo "  BUDGET=60          minutes that the default study of a machine with GPUs may take; else 20"
 	@echo "  PROFILE=slurm      run the study as SLURM jobs, after editing pipelines/profiles/slurm/config.yaml"
-	@echo "  BASELINE=folder    results to compare \`make bench\` with; without it, a committed CPU's"
+	@echo "  BASELINE=folder    results to compare \`make bench\` with; without it, a CPU's, committed"
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
 	@echo "  WHEELHOUSE=folder  install from these wheels, without network"

@@ -277,7 +277,7 @@ def compare(
 def bench(
     set_: Overrides = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="A folder of results; default: a committed CPU's.")
+        Path | None, typer.Option(help="A folder of results; default: a CPU's, committed.")
     ] = None,
 ) -> None:
     """Measure this machine's throughput anew, as ratios, and compare them with a baseline's."""

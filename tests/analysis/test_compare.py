@@ -155,6 +155,9 @@ def test_losses_are_compared_by_seed_and_on_the_same_data_only(tmp_path: Path) -
     put(tmp_path / "b", 2, results={"loss_last20_mean": 5.6})
     (row,) = compared(tmp_path).rows
     assert row["loss_difference"] == pytest.approx(0.1)
+    put(tmp_path / "timed", results={"loss_last20_mean": 5.6, "steps_completed": 59})
+    (timed,) = compare_folders(tmp_path / "a", tmp_path / "timed").rows
+    assert timed["loss_difference"] is None  # as many seconds, and fewer steps
     put(tmp_path / "b", 1, data={"corpus_sha256": "cd" * 32})
     (row,) = compared(tmp_path).rows
     assert row["loss_difference"] is None
@@ -218,7 +221,9 @@ def test_fields_that_may_differ_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^B: .* shares no arm .*num_steps: 60 v 80.* --ignore"):
         compared(tmp_path)
     (row,) = compared(tmp_path, "num_steps").rows
-    assert row["notes"] == ("num_steps 60 → 80",)
+    none = "no common seed and number of steps: no loss compared"
+    assert row["notes"] == ("num_steps 60 → 80", none)
+    assert row["loss_difference"] is None
     with pytest.raises(UserError, match=r"--ignore: 'num_step' is no field .*'num_steps'"):
         compared(tmp_path, "num_step")
 

@@ -11,6 +11,7 @@ from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import goes_on
+from fp8study.core.recipes import FP8_RECIPES
 from fp8study.report import noise_sentences
 from fp8study.report.page import Report, report_of
 from tests.checkout import ROOT, committed_runs
@@ -208,6 +209,10 @@ def noise_texts() -> list[str]:
     scale = noise.over_runs(noise.scale_table, runs)
     start = scale[(scale["scope"] == "all") & (scale["step"] == 0)]
     other, stories = (rows["noise_scale"] for _, rows in start.groupby(start["study"] == STORIES))
+    narrow = noise.over_runs(noise.gradient_table, noise_sentences.places(runs)[1])
+    narrow = narrow[narrow["precision"].isin(FP8_RECIPES) & (narrow["reference"] == "bf16")]
+    worst = narrow[narrow["scope"].eq("all") & narrow["step"].gt(0) & narrow["seed"].eq(1)]
+    worst = worst["worst_error"]
     off = re.search(r"off by (.*?), a BF16 one by (.*?) \(", said := noise_sentences.gemms(runs))
     zero = re.search(r": ([\d,]+ of [\d,]+ GEMMs) lose more than 1 %, and their operands are", said)
     assert "none is cut off" in said and "as others are" in said
@@ -227,8 +232,10 @@ def noise_texts() -> list[str]:
         "sequences after training, less than a million tokens",
         f"the same 1B (one seed) is at {batches[2][0]} and {batches[2][1]} sequences, a model half "
         f"as wide (two seeds) at {batches[1][0]} and {batches[1][1]}: beyond a million tokens",
-        f"is {other.min():.0f} to {other.max():.0f} sequences at the start, not "
+        f"the noise scale is {other.min():.0f} to {other.max():.0f} sequences there, not "
         f"{stories.min():.0f} to {stories.max():.0f}",
+        f"off by {worst.max():.2f} times its gradient in tensorwise, another by "
+        f"{100 * worst.min():.0f} % in every recipe",
         f"One FP8 GEMM is off by {off[1]}, one in BF16 by {off[2]}.",
         f"become zero in {zero[1]}",
     ]

@@ -201,6 +201,25 @@ def test_an_earlier_form_is_told_until_todays_has_an_interval(is_known: bool) ->
     assert (row["lead_pct"] == 30.0) == is_known
 
 
+@pytest.mark.parametrize(("lead", "action"), [(30.0, decision.CHECK), (-12.0, decision.MORE)])
+def test_a_gain_that_todays_path_does_not_show_is_open(lead: float, action: str) -> None:
+    report = load_report(ROOT / "results")
+    asked = {"machine": "h200x2", "model": "llama-3.2-3b", "num_gpus": 1, "micro_batch_size": 2}
+    is_it = (report.decisions[list(asked)] == list(asked.values())).all(axis=1)
+    earlier = report.decisions[is_it & ~report.decisions["setting"].str.contains("one pass")]
+    today = earlier.assign(
+        setting=earlier["setting"] + ", updated in one pass", lead_pct=lead, ci_low_pct=math.nan,
+        ci_high_pct=math.nan, action=decision.MORE,
+    )  # fmt: skip
+    both = dataclasses.replace(report, decisions=pd.concat([earlier, today]))
+    table = answer.settled(both)
+    assert table["action"].tolist() == [action]
+    (cell,) = answer.matrix(table)[0]["1 GPU"]
+    assert f"earlier path; today's {lead:+.1f} %, no CI".replace("-", "\u2212") in cell.replace(
+        "\u00a0", " "
+    )
+
+
 def test_nothing_is_opened_but_what_lost_by_kernel_and_is_one_graph_today() -> None:
     report = load_report(ROOT / "results")
     closed = decision.decision_table(

@@ -81,9 +81,9 @@ def test_attribution_says_what_its_records_say(site: dict[str, str]) -> None:
 
 def test_noise_page_answers_from_its_records(site: dict[str, str]) -> None:
     text = plain(site["precision-noise"])
-    assert "sampling noise at effective batches of" in text
+    assert "of the sampling noise at an effective batch of 1, and the batch at which" in text
     assert "after training (2 seeds); equal at" in text
-    law = "1/N, within chance: 2 of 2 runs lie in their bands of 95 %, of up to 4 sequences."
+    law = "1/N, within chance: 2 of 2 runs in the band of 95 %, of up to 4 sequences."
     assert law in text
     assert "8 sequences of 10 tokens a point, at most 50 steps" in text
     assert "emulated in all of these runs" not in text

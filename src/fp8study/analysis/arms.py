@@ -96,9 +96,9 @@ class Arm:
 
     @property
     def losses(self) -> pd.Series:
-        """Final training loss by seed, nats per token, mean over the seed's repeats."""
+        """Final training loss by seed and number of steps, nats per token, mean over repeats."""
         ended = self.completed.dropna(subset=["seed", "loss_last20_mean"])
-        return ended.groupby("seed")["loss_last20_mean"].mean()
+        return ended.groupby(["seed", "steps_completed"], dropna=False)["loss_last20_mean"].mean()
 
 
 def median(values: Sequence[float]) -> float | None:

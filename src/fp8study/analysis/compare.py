@@ -74,8 +74,8 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
         that says something of another machine; ``num_runs`` whose timings count and
         their geometric mean ``tokens_per_second_per_gpu``; ``speed_ratio`` (of these means) and
         ``memory_ratio`` (of the largest peaks), B ÷ A; ``loss_difference``, B − A of the final
-        training loss, nats per token, mean over the seeds in both, None without such a seed or on
-        other data; ``notes``.
+        training loss, nats per token, mean over the seeds that did as many steps in both, None
+        without such a seed or on other data; ``notes``.
 
     Raises:
         UserError: A folder without records, an unknown field, or no arm that is in both.
@@ -164,7 +164,7 @@ def _compared(a: Arm, b: Arm, ignored: Sequence[str]) -> dict[str, Any]:
     elif len(apart):
         loss = float(apart.mean())
     elif len(a.losses) and len(b.losses):
-        notes.append("no common seed: no loss compared")
+        notes.append("no common seed and number of steps: no loss compared")
     return {
         "num_runs_a": len(a.rates),
         "num_runs_b": len(b.rates),

@@ -78,8 +78,8 @@ class RunRecord:
     run_id: str
     """Opaque name, unique within its study."""
     study: str
-    """The study that declared the run, ``adhoc`` for one started by hand; by `load_runs`, the
-    folder that it lies in."""
+    """The study that declared the run, ``adhoc`` for one started by hand; by `load_runs` and
+    `read_runs`, the folder that it lies in."""
     status: str
     """One of `STATUSES`."""
     config: dict[str, Any]

@@ -192,7 +192,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         close = nearest(Path(name).stem, names, 0.6)  # of a path to its file as well
         raise UserError(
             f"STUDY: '{name}' is no study{close}; choose a file of '{studies_dir()}', which "
-            "`fp8study plan --list` tells"
+            "`fp8study plan --list` lists"
         )
     if {*"{}"} & {*name}:  # Snakemake's wildcards
         raise UserError(f"STUDY: '{name}' cannot be run with braces in its name; rename '{path}'")

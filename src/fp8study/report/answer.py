@@ -39,13 +39,15 @@ def settled(report: Report) -> pd.DataFrame:
     """Choose one decision for each kind of GPU, model, number of GPUs, batch and passes.
 
     Machines with one kind of GPU count as one, but for the reader's own, which comes first, and an
-    untied twin as its model. What has an interval comes first, then today's path, then its latest
-    form, then what is decided, then what has the most sessions and pairs. The plain path counts
-    where no other was timed.
+    untied twin as its model. The tuned path comes before the plain one, which counts where no other
+    was timed; then what has an interval, then today's path, then its latest form, then what is
+    decided, then what has the most sessions and pairs. An earlier form whose gain today's path does
+    not have, as far as that was timed, is open.
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
-        ``is_before``: whether it is of the path before today's; ``least_pct`` and ``most_pct``, the
+        ``is_before``: whether it is of the path before today's, and ``today_pct`` the lead of
+        today's, which has no interval; ``least_pct`` and ``most_pct``, the
         leads of all machines with that GPU and the very setting and arm, whose runs ``run_ids``
         are.
     """
@@ -74,6 +76,12 @@ def settled(report: Report) -> pd.DataFrame:
     ranked = table.sort_values(by, ascending=[True] * 7 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, *_BATCH])
     chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
+    today = ranked[~ranked["is_plain"] & ~ranked["is_before"]].drop_duplicates([*place, *_BATCH])
+    leads = today[[*place, *_BATCH, "lead_pct"]].rename(columns={"lead_pct": "today_pct"})
+    chosen = chosen.merge(leads, how="left", on=[*place, *_BATCH])
+    chosen["today_pct"] = chosen["today_pct"].where(chosen["is_before"])
+    is_lost = chosen["action"].isin([decision.FP8, decision.CHECK])
+    chosen.loc[is_lost & (chosen["today_pct"] <= decision.WORTH_PCT), "action"] = decision.MORE
     chosen = chosen.assign(
         _rows=-chosen.groupby("gpu")["gpu"].transform("size"),
         num_parameters=chosen.groupby("name")["num_parameters"].transform("min"),
@@ -221,6 +229,8 @@ def _cell(rows: pd.DataFrame) -> str:
 
     def told(row: pd.Series) -> tuple[int, str, list[str]]:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
+        if pd.notna(row["today_pct"]):
+            path += f"; today's {number(row['today_pct'], '+.1f')} %, no CI"
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
         clips = " if clipped" * pd.notna(row["max_grad_norm"])
         gap = _open_loss(row)

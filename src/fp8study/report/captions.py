@@ -107,6 +107,8 @@ def layers(table: pd.DataFrame) -> str:
         .groupby("precision")["sqnr_db"]
         .median()
     )
+    if medians.empty:
+        return ""
     order = medians.sort_values(ascending=False)
     found = "; ".join(f"{recipe(name)} {value:.0f} dB" for name, value in order.items())
     return f"Medians over all weights in FP8 and all points of training: {found}."

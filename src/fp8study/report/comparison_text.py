@@ -44,7 +44,7 @@ _FOLDERS: dict[str, Callable[[Row], str]] = {
     "\nB/A": _ratio("speed_ratio"),
     "\n95 % CI": _interval("speed_ratio"),
     "memory\nB/A": _number("memory_ratio", ".3f"),
-    "loss\nB−A": _number("loss_difference", "+.4f"),
+    "loss B−A\nnats": _number("loss_difference", "+.4f"),
     "\nnotes": lambda row: row["marks"],
 }
 _RELATIVE: dict[str, Callable[[Row], str]] = {

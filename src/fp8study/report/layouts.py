@@ -198,11 +198,11 @@ EFFECTS = _layout(
 )
 CROSSING = _layout(
     "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range",
-    "after {step} steps: {model} on {machine}, n = {num_seeds}",
+    "after {step} steps: {model} on {corpus}, {machine}, n = {num_seeds}",
 )
 GEMMS = _layout(
     "what error_pct_output error_pct_grad_input error_pct_grad_weight to_zero_pct",
-    "{model}, {study} on {machine}",
+    "{model} on {corpus}, {machine}",
     what="precision",
 )
 UTILISATION = _layout(

@@ -65,16 +65,21 @@ def answer(stored: Sequence[StoredRun]) -> str:
     if not found:
         return _MISSING
     emulated = all(run.record.noise.get("emulated") for runs, _ in found for run in runs)
-    table = pd.concat([table for _, table in found])
-    equal = table.loc[table["crossing_batch"].between(0, math.inf, inclusive="neither")]
-    return "".join([
-        "**FP8 is emulated in all of these runs.** " if emulated else "",
-        "FP8's error in a gradient would equal the gradient's sampling noise at effective batches "
-        f"of {span(equal['crossing_batch'], ',.0f')} sequences. " if len(equal) else "",
-        _verdict(table), "\n\nAt an effective batch of 1 it is, of that noise,\n\n",
-        *(f"- {here(runs)}: {_size(table)}{_crossing(table)}{_outliers(table)}"
-          f"{_in_large_steps(table, runs)}\n" for runs, table in found),
-    ])  # fmt: skip
+    verdicts = [[*_verdict(table), *_in_large_steps(table, runs)] for runs, table in found]
+    shared = [text for text in verdicts[0] if all(text in others for others in verdicts)]
+    told = [
+        " ".join([
+            f"- {here(runs)}: {_size(table)}{_crossing(table)}{_outliers(table)}",
+            *(text for text in verdict if text not in shared),
+        ])
+        for (runs, table), verdict in zip(found, verdicts, strict=True)
+    ]  # fmt: skip
+    note = "**FP8 is emulated in all of these runs.** " if emulated else ""
+    what = (
+        "FP8's error in % of the sampling noise at an effective batch of 1, and the batch at which "
+        "they are equal, in sequences:"
+    )
+    return "\n\n".join(filter(None, [note + " ".join(shared), what, "\n".join(told)]))
 
 
 def here(runs: Sequence[StoredRun]) -> str:
@@ -105,7 +110,7 @@ def _outliers(table: pd.DataFrame) -> str:
         return ""
     return (
         f" In {len(one)} of {len(table)} cases one sequence holds more than half of the squared "
-        f"error at a batch of 1; without it they are at "
+        f"error at a batch of 1, and no interval of that is known; without it they are at "
         f"{span(100 * one['ratio_without_worst'], '.0f', ' %')}."
     )
 
@@ -126,34 +131,36 @@ def _crossing(table: pd.DataFrame) -> str:
     return text
 
 
-def _in_large_steps(table: pd.DataFrame, runs: Sequence[StoredRun]) -> str:
+def _in_large_steps(table: pd.DataFrame, runs: Sequence[StoredRun]) -> list[str]:
     """Say which error would be the larger in steps of a million tokens, where that is known."""
     batch = LARGE_BATCH_TOKENS / runs[0].record.noise["tokens_per_sample"]
     if table["crossing_batch_high"].max() < batch:
-        return " In steps of a million tokens FP8's error would be the larger."
+        return ["In steps of a million tokens FP8's error would be the larger."]
     if table["crossing_batch_low"].min() > batch:
-        return " In steps of a million tokens the sampling noise would still be the larger."
-    return ""
+        return ["In steps of a million tokens the sampling noise would still be the larger."]
+    return []
 
 
-def _verdict(table: pd.DataFrame) -> str:
-    """Judge document A's explanation by where the two errors are equal."""
+def _verdict(table: pd.DataFrame) -> list[str]:
+    """Judge document A's explanation by where the two errors are equal, sentence by sentence."""
     low, high = table["crossing_batch_low"].min(), table["crossing_batch_high"].max()
+    equal = "FP8's error in a gradient equals the gradient's sampling noise"
     if low > FAR:
-        text = "In the mean a batch of 1 or 2, document A's transition, is nowhere near."
+        text = f"A batch of 1 or 2, document A's transition, is nowhere near where {equal}."
     elif low > 2:
-        text = "Batches of 1 and 2, where document A puts the transition, are both below."
+        text = f"Batches of 1 and 2, document A's transition, are both below that at which {equal}."
     elif high <= 2:
-        return "That is where document A puts the transition."
+        return [f"{equal} where document A puts the transition."]
     else:
-        return "A batch of 1 or 2 cannot be told apart from it here."
-    if high < math.inf:
-        text += (
-            " Sampling noise falls with the batch, the systematic part of FP8's error does not: "
-            "beside the noise, precision matters *least* at batch 1. What a larger error costs in "
-            "loss, no run here has measured."
-        )
-    return text
+        return [f"A batch of 1 or 2 cannot be told apart from that at which {equal}."]
+    if high == math.inf:
+        return [text]
+    return [
+        text,
+        "Sampling noise falls with the batch, the systematic part of FP8's error does not: beside "
+        "the noise, precision matters *least* at batch 1.",
+        "What a larger error costs in loss, no run here has measured.",
+    ]
 
 
 def gemms(stored: Sequence[StoredRun]) -> str:
@@ -162,9 +169,7 @@ def gemms(stored: Sequence[StoredRun]) -> str:
     if table.empty:
         return _MISSING
     fp8, bf16 = table[table["cast"]], table[~table["cast"]]
-    medians = (
-        100 * fp8.groupby(["machine", "study", "model", "precision", "gemm"])["error"].median()
-    )
+    medians = 100 * fp8.groupby([*tables.ALIKE, "precision", "gemm"])["error"].median()
     beside = f", a BF16 one by {100 * bf16['error'].median():.2f} %" if len(bf16) else ""
     zero, cut = 100 * fp8["to_zero"].max(), 100 * fp8["cut_off"].max()
     ends = (
@@ -188,6 +193,8 @@ def _underflow(fp8: pd.DataFrame) -> str:
     if not many.any():
         return "what document A calls underflow is rare, and the error is that of rounding."
     error = fp8.loc[many, "operand_error"]
+    if usual[many].isna().any():
+        return "whether that adds to the error cannot be told, as no GEMM of its kind loses less."
     if (error <= ORDINARY * usual[many]).all():
         return (
             f"{many.sum():,} of {len(many):,} GEMMs lose more than {RARE_PCT} %, and their "
@@ -212,8 +219,8 @@ def variance_law(stored: Sequence[StoredRun]) -> str:
         inside = len(whole) - above - below
         most = listed(f"{size}" for size in sorted(whole["largest_batch"].unique()))
         return (
-            f"{law} as 1/N, within chance: {inside} of {count(len(whole), 'run')} lie in their "
-            f"bands of 95 %, of up to {most} sequences. That is arithmetic for sequences drawn at "
+            f"{law} as 1/N, within chance: {inside} of {count(len(whole), 'run')} in the "
+            f"band of 95 %, of up to {most} sequences. That is arithmetic for sequences drawn at "
             "random."
         )
     side = "more slowly than" if not below else "faster than" if not above else "unlike"
@@ -224,7 +231,7 @@ def limits(stored: Sequence[StoredRun]) -> str:
     """Say what the numbers rest on."""
     lines = [line for runs in places(stored) if (line := _limits_of(runs))]
     if not lines:
-        unsound = "No point of these runs is sound: their gradients are not finite."
+        unsound = "These runs have no sound point."
         return unsound if places(stored) else _MISSING
     lines.append(
         "- The gradients were computed without compilation, one sequence at a time. Errors beyond "
@@ -244,8 +251,8 @@ def _limits_of(runs: Sequence[StoredRun]) -> str:
     whole = scale[scale["scope"] == "all"]
     trained = sorted({str(run.record.config.get("precision")) for run in runs})
     return (
-        f"- {here(runs)}: {scale['num_samples'].max()} sequences of "
+        f"- {here(runs)}: {count(int(scale['num_samples'].max()), 'sequence')} of "
         f"{runs[0].record.noise['tokens_per_sample']:,} tokens a point, at most "
         f"{scale['step'].max():,} steps in {' and '.join(recipe(name) for name in trained)}. Noise "
-        f"scale: {_by_stage(whole, 'noise_scale', '.0f', ' sequences')}."
+        f"scale in sequences: {_by_stage(whole, 'noise_scale', '.0f')}."
     )

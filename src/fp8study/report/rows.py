@@ -14,7 +14,7 @@ from scipy.stats import quantile_test
 from fp8study.analysis import instruments, stats
 from fp8study.analysis.floors import AGAIN, KERNELS, RANDOM
 from fp8study.analysis.losses import comparisons, with_pairs
-from fp8study.analysis.noise.tables import DOMINATED
+from fp8study.analysis.noise.tables import ALIKE, DOMINATED
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import DIVERGED, goes_on, healthy, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
@@ -298,11 +298,14 @@ def crossings(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     found = []
-    keys = ["machine", "study", "model", "step", "precision", "reference"]
+    keys = [*ALIKE, "step", "precision", "reference"]
     for key, rows in table[table["scope"] == "all"].groupby(keys, sort=False):
         row = dict(zip(keys, key, strict=True))
-        sound = rows[rows["worst_share"] <= DOMINATED]
-        ratio = rows["ratio_at_1"].where(rows.index.isin(sound.index), rows["ratio_without_worst"])
+        is_sound = rows["worst_share"] <= DOMINATED
+        ratio, sound = (
+            rows["ratio_at_1"].where(is_sound, rows["ratio_without_worst"]),
+            rows[is_sound],
+        )
         against = "" if row["reference"] == "bf16" else f" v {str(row['reference']).upper()}"
         found.append(row | {
             "what": f"{recipe(row['precision'])}{against}",
@@ -322,13 +325,11 @@ def gemms(table: pd.DataFrame) -> pd.DataFrame:
     A row for each place and recipe, with a column ``error_pct_…`` for each of `recipes.GEMMS`.
     """
     found = []
-    for (machine, study, model, precision), rows in (
-        table.groupby(["machine", "study", "model", "precision"], sort=False)
-        if len(table) else ()
-    ):  # fmt: skip
+    keys = [*ALIKE, "precision"]
+    for key, rows in table.groupby(keys, sort=False) if len(table) else ():
         errors = rows.groupby("gemm")["error"].median().reindex(GEMMS)
         found.append({
-            "machine": machine, "study": study, "model": model, "what": recipe(precision),
+            **dict(zip(keys, key, strict=True)), "what": recipe(key[-1]),
             "run_ids": together(rows["run_ids"].unique()),
             "to_zero_pct": 100 * rows["to_zero"].max(),
             **{f"error_pct_{gemm}": 100 * error for gemm, error in errors.items()},

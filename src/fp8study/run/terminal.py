@@ -101,7 +101,7 @@ GlobalBatch = Annotated[
 GbitPerSecond = Annotated[
     float | None, typer.Option("--network", help="Gb/s between nodes, per GPU; default: 400.")
 ]
-Links = Annotated[float | None, typer.Option(help="GB/s to a GPU without NVLink.")]
+Links = Annotated[float | None, typer.Option(help="GB/s of GPUs without NVLink; default: by PCIe.")]
 GpusPerNode = Annotated[int | None, typer.Option(help="Default: 8; of GH200, GB200 and GB300: 4.")]
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",

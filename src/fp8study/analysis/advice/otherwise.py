@@ -99,7 +99,7 @@ class Otherwise:
 
         As one graph, with layers recomputed, or at a larger batch: how many tokens/s more FP8 makes
         so than as asked, %, and its lead over BF16 that way or as asked, whichever is faster.
-        A lead without an interval is open for want of a second pair, which no other way mends.
+        Without an interval of its lead nothing tells whether another way is surely better.
         """
         verdict = self.case.verdicts[0]
         if verdict.action != MORE or not self.case.fits or verdict.lead_pct.low is None:

@@ -96,7 +96,7 @@ def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
         return claim.open()
     turns = _fails(alone, claim).any() and not _fails(more, claim).any()
     batch = meet["crossing_batch"]
-    nearest = batch.groupby([meet["machine"], meet["study"], meet["model"]]).transform("median")
+    nearest = meet.groupby(noise.ALIKE)["crossing_batch"].transform("median")
     near = batch[nearest == nearest.min()]  # places are not averaged with each other
     return claim.found(
         by_parts(turns, batch.between(low, high).any()), spread(near), alone, more, meet,

@@ -23,7 +23,8 @@ sequence with itself would pass for one of an independent pair. Intervals of rat
 the ratio whose denominator is known well (a variance) and then inverted: where the numerator (a
 squared mean) cannot be told from zero, the upper end is infinite. In simulations with 8 to 32
 sequences, 95 % intervals held the truth in 95 to 99 % of all cases; not where one sequence holds
-most of the error: there they end too low, and their lower end means nothing.
+most of the error: there that of the error at a batch of one ends too low, and its lower end means
+nothing.
 
 Last, the formats themselves: how far rounding to one of their numbers is off (`Format`).
 

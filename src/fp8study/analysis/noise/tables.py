@@ -28,6 +28,8 @@ from fp8study.core.records import StoredRun
 #: Effective batches at which the two errors are set side by side.
 BATCHES = noise.geometric_batches(4096)
 
+#: What runs share that are averaged with each other; seeds, and repeats, differ.
+ALIKE = ["machine", "study", "model", "corpus", "tokens_per_sample"]
 #: Where one sequence holds more than this share of the squared error, a mean says little.
 DOMINATED = 0.5
 
@@ -38,8 +40,8 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
     """Apply one of the functions below to every run that measured noise.
 
     Returns:
-        Their frames below each other, after the columns machine, study, run_id, model, trained
-        (the precision of the training), seed, emulated and run_ids; empty if no run measured noise.
+        Their frames below each other, after the columns of `ALIKE`, run_id, trained (the precision
+        of the training), seed, emulated and run_ids; empty if no run measured noise.
     """
     frames = []
     for run in runs:
@@ -48,6 +50,8 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
             continue
         identity = place_of(run) | {
             "model": record.config.get("model"),
+            "corpus": str(record.data.get("corpus")),
+            "tokens_per_sample": record.noise.get("tokens_per_sample"),
             "trained": record.config.get("precision"),
             "seed": record.config.get("seed"),
             "emulated": record.noise.get("emulated"),

@@ -29,7 +29,8 @@ def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
     seen = read_record(run / "run.json").data["num_tokens_seen"] / 1e6
     assert any(f"{seen:.3g} million tokens, " in line for line in far.loss_evidence)
     assert (
-        f"training on more than {seen:.3g} million tokens with llama-3.2-1b" in near.loss_uncovered
+        f"training on more than {seen:.3g} million tokens with llama-3.2-1b from random weights"
+        in near.loss_uncovered
     )
     assert any("qwen3-14b itself" in line for line in far.loss_uncovered)
 

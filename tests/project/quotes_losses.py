@@ -224,8 +224,8 @@ def noise_texts() -> list[str]:
     of_any = re.search(r"\(any model: (.+)\)", steps)
     assert of_any
     return [
-        f"No loss was settled in steps of more than {of_any[1]} tokens, nor of an 8B in "
-        f"{steps.partition(' with ')[0]}",
+        f"No loss from random weights was settled in steps of more than {of_any[1]} tokens, nor of "
+        f"an 8B in {steps.partition(' with ')[0]}",
         f"is {shares[0][0]} % of its sampling noise at the start and {shares[0][1]} % after "
         "training for a 1B on simple stories (four seeds)",
         f"equal at {batches[0][0]} sequences of 2,048 tokens at the start and {batches[0][1]} "

@@ -53,7 +53,7 @@ def once_texts() -> list[str]:
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']} "
         f"({few.sum()} of one or two pairs), worse in none**; in "
         f"{(equal['gap_pct_low_95'] > 0).sum()} of the {len(equal)} it is surely higher",
-        f"an 8B's see {big['num_tokens_seen'].max() / 1e6:.1f} million tokens",
+        f"an 8B's from random weights see {big['num_tokens_seen'].max() / 1e6:.1f} million tokens",
         f"in {len(equal)} comparisons: five of the 8B at {_rate(big)} (the same six seeds), three "
         f"of a 3B and {len(equal) - 8} of a 1B, at rates up to {_rate(runs)}",
     ]

@@ -192,7 +192,7 @@ def _nearest_on(table: pd.DataFrame, num_gpus: int) -> pd.DataFrame:
 def _longer(table: pd.DataFrame, nearest: pd.DataFrame, runs: Runs) -> list[str]:
     """Say of how long training and of how large steps no loss is settled of the nearest model.
 
-    Nor of any, where that is more.
+    Nor of any, where that is more; all from random weights.
     """
     said, name = [], nearest["model"].iloc[0]
     settled = table["verdict"].isin(CONCLUSIVE) & table["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL)
@@ -207,7 +207,9 @@ def _longer(table: pd.DataFrame, nearest: pd.DataFrame, runs: Runs) -> list[str]
         most, of_any = own[column].max(), table[column].max()
         if most > 0:  # of a model of which something is settled
             rest = f" (any model: {amount(of_any)})" * bool(of_any > most)
-            said.append(f"{what} more than {amount(most)} tokens with {name}{rest}")
+            said.append(
+                f"{what} more than {amount(most)} tokens with {name} from random weights{rest}"
+            )
     return said
 
 

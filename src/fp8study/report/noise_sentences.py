@@ -28,27 +28,20 @@ _MISSING = missing("Gradient noise", "precision-noise")
 def places(stored: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Return the runs that measured noise by place, the place of most runs first.
 
-    A place is a machine, study, model, text and sequence length: no other is averaged with it.
+    A place is what `tables.ALIKE` names: no other is averaged with it.
     Emulated FP8 GEMMs count where no run has real ones.
     """
     found = _all_measured(stored)
     real = [run for run in found if not run.record.noise.get("emulated")]
     by_place: dict[tuple[object, ...], list[StoredRun]] = {}
     for run in real or found:
-        by_place.setdefault(_place(run), []).append(run)
+        by_place.setdefault(tuple(tables.alike(run).values()), []).append(run)
     return sorted(by_place.values(), key=len, reverse=True)
 
 
 def _all_measured(stored: Sequence[StoredRun]) -> list[StoredRun]:
     """Runs that gave an answer; one that diverged may have sound points."""
     return [run for run in stored if run.record.noise and run.record.status in RESULTS]
-
-
-def _place(run: StoredRun) -> tuple[object, ...]:
-    record = run.record
-    length = record.noise.get("tokens_per_sample")
-    text = record.data.get("corpus")
-    return run.machine_label, record.study, record.config.get("model"), text, length
 
 
 def fp8_rows(stored: Sequence[StoredRun]) -> pd.DataFrame:

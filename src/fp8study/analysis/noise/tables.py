@@ -36,6 +36,15 @@ DOMINATED = 0.5
 Section = Mapping[str, Any]
 
 
+def alike(run: StoredRun) -> dict[str, Any]:
+    """Return what `ALIKE` names of a run that measured noise."""
+    record = run.record
+    return dict(zip(ALIKE, (
+        run.machine_label, record.study, record.config.get("model"),
+        str(record.data.get("corpus")), record.noise.get("tokens_per_sample"),
+    ), strict=True))  # fmt: skip
+
+
 def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun]) -> pd.DataFrame:
     """Apply one of the functions below to every run that measured noise.
 
@@ -48,15 +57,16 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
         record = run.record
         if not record.noise:
             continue
-        identity = place_of(run) | {
-            "model": record.config.get("model"),
-            "corpus": str(record.data.get("corpus")),
-            "tokens_per_sample": record.noise.get("tokens_per_sample"),
-            "trained": record.config.get("precision"),
-            "seed": record.config.get("seed"),
-            "emulated": record.noise.get("emulated"),
-            "run_ids": run_path(run),
-        }
+        identity = (
+            place_of(run)
+            | alike(run)
+            | {
+                "trained": record.config.get("precision"),
+                "seed": record.config.get("seed"),
+                "emulated": record.noise.get("emulated"),
+                "run_ids": run_path(run),
+            }
+        )
         frame = table(record.noise)
         frames.append(pd.DataFrame(identity, index=frame.index).join(frame))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

@@ -179,20 +179,20 @@ def gemms(stored: Sequence[StoredRun]) -> str:
 
 def _underflow(fp8: pd.DataFrame) -> str:
     """Say whether casts that lose elements are further off than others of their kind."""
-    kind = ["run_ids", "step", "precision", "gemm"]
     many = fp8[["to_zero", "cut_off"]].max(axis=1) > RARE_PCT / 100
-    kept = fp8.assign(operand_error=fp8["operand_error"].mask(many))
-    usual = kept.groupby(kind)["operand_error"].transform("median")
     if not many.any():
         return "what document A calls underflow is rare, and the error is that of rounding."
+    others = fp8.assign(operand_error=fp8["operand_error"].mask(many))
+    kind = ["run_ids", "step", "precision", "gemm"]
+    usual = others.groupby(kind)["operand_error"].transform("median")[many]
     error = fp8.loc[many, "operand_error"]
-    if usual[many].isna().any():
+    if usual.isna().any():
         return "whether that adds to the error cannot be told, as no GEMM of its kind loses less."
-    if (error <= ORDINARY * usual[many]).all():
+    if (error <= ORDINARY * usual).all():
         return (
             f"{many.sum():,} of {len(many):,} GEMMs lose more than {RARE_PCT} %, and their "
             f"operands are off by {span(100 * error, '.1f', ' %')}, as others are "
-            f"({span(100 * usual[many], '.1f', ' %')}): the error is that of rounding."
+            f"({span(100 * usual, '.1f', ' %')}): the error is that of rounding."
         )
     return "the range of the format takes part in the error, not rounding alone."
 
